@@ -1,4 +1,4 @@
-"""What a module is like, from its own forward: what it keeps, what it normalises."""
+"""Properties of a module, found by calling its forward: state, normalisation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
 
-_INVARIANT = 0.05  # the norm's epsilon beside a small variance
-_SOME_ROWS = 256  # that are looked up in tables
+# Largest relative change of an output that counts as invariant: a norm adds an epsilon
+# to the variance, which may be small.
+_INVARIANT = 0.05
+_SOME_ROWS = 256  # of an output are searched for in tables
 _ROUNDING = 1e-6
-_SECANTS = 4  # a linear rule is hit by the third
+_SECANTS = 4  # forwards; the third is exact for a linear update
 
 
 def versions(
     module: nn.Module, silent: Iterable[nn.Module] = ()
 ) -> tuple[list[tuple[int, float]], list[float]]:
-    """Returns what changes when the module's own buffers and parameters are written.
+    """Returns numbers that change when own buffers, or own parameters, are written.
 
-    And the parameters of its `silent` parts, which run as what it does.
+    `silent`: parts that run without hooks; their parameters count as the module's own.
     """
     return (
         versions_of_buffers(module),
-        # Not versions: writing to `.data` does not count.
+        # Sums, since a write to `.data` does not change the version.
         [
             total
             for part in (module, *silent)
@@ -43,9 +45,9 @@ def versions(
 
 
 def versions_of_buffers(module: nn.Module) -> list[tuple[int, float]]:
-    """Returns what changes when the module's own buffers are written.
+    """Returns numbers that change when the module's own buffers are written.
 
-    Both: a buffer may be written over with the same, or be another tensor.
+    The version changes if equal values are written, the sum if the tensor is replaced.
     """
     return [(private.version(b), _sum(b)) for b in module.buffers(recurse=False)]
 
@@ -53,10 +55,13 @@ def versions_of_buffers(module: nn.Module) -> list[tuple[int, float]]:
 def silent_parts(
     model: nn.Module, called: Container[str]
 ) -> dict[str, list[nn.Module]]:
-    """Returns parts that are used and not called, by the innermost one around them.
+    """Returns the parts that no hook sees, by the innermost called module around them.
 
-    A flow's `inverse` and an encoder's `encode` run no hooks. `called`: names of the
-    modules that are called.
+    The `inverse` of a flow and the `encode` of an encoder run no hooks.
+
+    Args:
+        model: with the parts.
+        called: names of the modules that are called.
     """
     found: dict[str, list[nn.Module]] = {}
     short = shortener(model)
@@ -74,31 +79,30 @@ def silent_parts(
 def _sum(tensor: Tensor) -> float:
     value = tensor.detach()
     if not value.is_complex():
-        value = value.double()  # booleans have no size
+        value = value.double()  # abs() does not take booleans
     return float(value.abs().double().nan_to_num().sum())
 
 
 def _bounded_sum(tensor: Tensor) -> float:
-    """Returns a sum that no single element decides, as one of 1e6 does the other."""
+    """Returns a sum in which no single large element hides the others."""
     size = tensor.detach().abs().double()
     return float((size / (1 + size)).nan_to_num().sum())
 
 
 def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether twice the input gives the same output: it normalises.
+    """Returns whether the output stays if all inputs are doubled, as with a norm.
 
-    All samples together: not where twice some of them gives the same as well, as it
-    does with directions of vectors.
-
-    Up to the epsilon of the norm. Where outputs have the shape of an input, these are
-    judged: a flow's norm returns the log-determinant beside. A scalar is no output of a
-    norm: losses of directions do not change with scale, either. Buffers are put back.
+    Not if it also stays when only some samples are doubled: a module that uses the
+    directions of vectors does not normalise over samples. The output may change by the
+    epsilon of the norm. Only outputs with an input's shape count, if there are any: a
+    flow's norm also returns a log-determinant. A scalar does not count, since losses of
+    directions do not change with scale either. Buffers are put back.
     """
     inputs = [t for t in tree.held((args, kwargs)) if t.is_floating_point()]
     if not any(bool(t.any()) for t in inputs):
-        return False  # of what cannot be scaled nothing is known
+        return False  # scaling changes nothing
     given = args, kwargs
-    # Both, whatever the first says: one that communicates is called alike on all ranks.
+    # Always both: a module that calls collectives is called equally often on all ranks.
     by_all = _is_unchanged(module, given, lambda t: t * 2)
     has_some = all(t.dim() and len(t) > 1 for t in inputs)
     by_some = has_some and _is_unchanged(module, given, _with_some_doubled)
@@ -106,7 +110,7 @@ def is_scale_invariant(module: nn.Module, args: Any, kwargs: Any) -> bool:
 
 
 def _with_some_doubled(tensor: Tensor) -> Tensor:
-    """Returns it with every third row twice: some of any group of neighbours."""
+    """Doubles every third row: some rows of any group of neighbours."""
     changed = tensor.clone()
     changed[::3] *= 2
     return changed
@@ -115,7 +119,7 @@ def _with_some_doubled(tensor: Tensor) -> Tensor:
 def _is_unchanged(
     module: nn.Module, given: tuple[Any, Any], change: Callable[[Tensor], Tensor]
 ) -> bool:
-    """Returns whether a module gives the same with its inputs changed."""
+    """Returns whether a module's outputs stay when its inputs are changed."""
     args, kwargs = given
     changed = tree.replace(
         given, lambda _, t: change(t) if t.is_floating_point() else t
@@ -139,21 +143,21 @@ def _is_unchanged(
 def is_norm_like(
     module: nn.Module, args: Any, kwargs: Any, *, is_invariant: bool
 ) -> bool:
-    """Returns whether a module that writes buffers does so as a norm does.
+    """Returns whether a module that writes buffers behaves as a norm.
 
-    `is_invariant`: twice the input gives the same output.
+    `is_invariant`: the result of `is_scale_invariant`.
     """
     is_across = is_invariant or has_slope_across(module, args, kwargs)
     return is_across and not looks_up(module, args, kwargs)
 
 
 def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether an output's rows are rows of a table that the module keeps.
+    """Returns whether the rows of an output are rows of a table that the module keeps.
 
-    A bank of neighbours and a code book are no norm, though what they find may not
-    change with the input's scale. Rows as they were before or are after the forward,
-    up to rounding, as a straight-through gradient has it; buffers are put back. In an
-    image a row is what its channels have at one place.
+    A memory bank and a code book are no norms, though their outputs may not change with
+    the input's scale. The table is read before and after the forward. Rows are equal up
+    to rounding, as a straight-through gradient adds and subtracts the input. In an
+    image, a row is the channels at one place. Buffers are put back.
     """
     before = _tables(module)
     with _as_before(module):
@@ -191,13 +195,14 @@ def _are_rows_of(output: Tensor, table: Tensor) -> bool:
 
 
 def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Returns whether the gradient at the input is at right angles to the input.
+    """Returns whether the gradient at the input is orthogonal to the input.
 
-    So it is where the input's scale is not in the output (Euler's theorem), also where
-    running statistics, taken as constants, bring a scale back. One input is judged by
-    one output of its shape, and the gradient there is that output at random positive
-    weights: what grows with the input is far from right angles then, however many
-    elements there are. Buffers are put back.
+    This holds if the output does not depend on the input's scale (Euler's theorem), or
+    if only running statistics, which are constants here, bring a scale back. The module
+    needs one input and one output of the same shape. The gradient is that of the
+    weighted sum of squares of the output, with random positive weights: if the output
+    grows with the input, this is far from orthogonal, however many elements there are.
+    Buffers are put back.
     """
     inputs: list[Tensor] = []
 
@@ -212,7 +217,7 @@ def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
         return False
     (x,) = inputs
     with _as_before(module), torch.enable_grad():
-        # By numpy: no draw of the step's.
+        # From numpy, so that the random state of torch stays.
         drawn = np.random.default_rng(0).random(x.shape)
         weights = 0.5 + torch.from_numpy(drawn).to(x)
         try:
@@ -227,9 +232,10 @@ def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
 
 @contextlib.contextmanager
 def _as_before(module: nn.Module) -> Iterator[None]:
-    """Lets a forward write into copies of the buffers; puts the random state back.
+    """Replaces buffers by copies for a forward; puts the random state back.
 
-    Not into the buffers: the graph of the step may have saved them for its backward.
+    The buffers themselves must not be written: the graph of the step may have saved
+    them for backward.
     """
     before = {id(b): b.clone() for b in contents.buffers(module)}
     versions = {id(b): private.version(b) for b in contents.buffers(module)}
@@ -241,13 +247,15 @@ def _as_before(module: nn.Module) -> Iterator[None]:
         torch.set_rng_state(state)
         with torch.no_grad():
             for buffer in contents.buffers(module):
-                if private.version(buffer) != versions[id(buffer)]:  # by another name
+                if (
+                    private.version(buffer) != versions[id(buffer)]
+                ):  # through another name
                     buffer.copy_(before[id(buffer)])
 
 
 @contextlib.contextmanager
 def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
-    """Puts other tensors in the places of buffers, by their ids."""
+    """Replaces buffers by other tensors, given by the ids of the buffers."""
     places = [
         (part, name, buffer)
         for part in contents.modules(module)
@@ -264,7 +272,7 @@ def _replaced(module: nn.Module, others: dict[int, Tensor]) -> Iterator[None]:
 
 
 def has_buffers(module: nn.Module, buffers: dict[str, Tensor | None]) -> bool:
-    """Returns whether the module's own buffers are these, where they are known."""
+    """Returns whether the module's own buffers equal these; None is not compared."""
     mine = dict(contents.own_buffers(module))
     return all(
         other is None or distance(mine[name], other) <= SAME
@@ -275,9 +283,10 @@ def has_buffers(module: nn.Module, buffers: dict[str, Tensor | None]) -> bool:
 def evaluated(
     module: nn.Module, args: Any, kwargs: Any, buffers: dict[str, Tensor | None]
 ) -> list[tuple[str, Tensor]] | None:
-    """Returns the outputs in evaluation with other buffers, which are put back.
+    """Returns the outputs in evaluation mode with these buffers.
 
-    Its parts go on training. None where a buffer is None or forward raises.
+    The parts of the module stay in training mode, and its buffers are put back. None if
+    a buffer is None, or if forward raises.
     """
     if any(b is None for b in buffers.values()):
         return None
@@ -289,7 +298,7 @@ def evaluated(
             with torch.no_grad(), _replaced(module, others):
                 module.training = False
                 return tensors_of(module.forward(*args, **kwargs))
-        except Exception:  # noqa: BLE001 (a forward that is for training alone)
+        except Exception:  # noqa: BLE001 (a forward for training only)
             return None
         finally:
             module.training = training
@@ -298,10 +307,10 @@ def evaluated(
 def arriving(
     module: nn.Module, args: Any, kwargs: Any, buffers: dict[str, Tensor | None]
 ) -> list[tuple[str, Tensor]] | None:
-    """Returns the outputs of a forward that leaves these buffers, which are put back.
+    """Returns the outputs of a forward after which the buffers equal these.
 
-    It adds the own rows' part to some, or mixes it in: where it has to begin follows
-    from where it arrives, by the secant. None where it arrives elsewhere.
+    Forward updates buffers from its own rows. The buffers before it are found by the
+    secant method. The module's buffers are put back. None if no buffers are found.
     """
     wanted = {n: b.to(torch.float64) for n, b in buffers.items() if b is not None}
     if len(wanted) < len(buffers):
@@ -309,10 +318,10 @@ def arriving(
     begin, last = dict(wanted), None
     with _as_before(module):
         for _ in range(_SECANTS):
-            told = _trained_from(module, args, kwargs, begin)
-            if told is None:
+            made = _updated_from(module, args, kwargs, begin)
+            if made is None:
                 return None
-            outputs, after = told
+            outputs, after = made
             if all(distance(after[n], wanted[n]) <= SAME for n in wanted):
                 return outputs
             slopes = {n: _slope(begin[n], after[n], n, last) for n in wanted}
@@ -327,17 +336,17 @@ def _slope(
     name: str,
     last: tuple[dict[str, Tensor], dict[str, Tensor]] | None,
 ) -> Tensor:
-    """Returns how far a buffer's end moves with its beginning, 1 where unknown."""
+    """Returns d (buffer after forward) / d (buffer before), 1 if unknown."""
     if last is None:
         return torch.ones_like(begin)
     found = (after - last[1][name]) / (begin - last[0][name])
     return torch.where(found.isfinite() & (found != 0), found, 1.0)
 
 
-def _trained_from(
+def _updated_from(
     module: nn.Module, args: Any, kwargs: Any, begin: dict[str, Tensor]
 ) -> tuple[list[tuple[str, Tensor]], dict[str, Tensor]] | None:
-    """Returns a forward's outputs and the buffers it leaves, from where it begins."""
+    """Returns the outputs, and the buffers after forward, given those before."""
     own = dict(contents.own_buffers(module))
     others = {id(b): begin[n].to(b.dtype) for n, b in own.items()}
     try:
@@ -345,5 +354,5 @@ def _trained_from(
             outputs = tensors_of(module.forward(*args, **kwargs))
             left = dict(contents.own_buffers(module))
             return outputs, {n: left[n].to(torch.float64) for n in own}
-    except Exception:  # noqa: BLE001 (a forward that knows such buffers not)
+    except Exception:  # noqa: BLE001 (a forward may refuse these buffers)
         return None
