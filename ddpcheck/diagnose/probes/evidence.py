@@ -1,4 +1,9 @@
-"""The results of the probes for one step: plain data, one value per rank."""
+"""The results of the probes for one step, as plain data.
+
+A probe compares one step of every rank with the same step of the reference, which is
+the single-process run. A cut is a module output that is replaced by the reference's, so
+that the gradient arriving there is d loss / d output alone: see probes/cuts.py.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +20,16 @@ if TYPE_CHECKING:
 
     from ddpcheck.compare.trace import Index
 
-_SMOOTH = 1e-4  # of what a large change makes: less is no slope
+_SMOOTH = 1e-4  # a slope is more than this fraction of what a large change causes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
     """One call of one module on a rank, given the reference's inputs.
 
-    `rel_diff` compares its output with the rank's rows of the reference's output; None
-    where they cannot be matched. `input_diff` is how far its real input was from the
-    reference's before it was replaced: not 0 where the code that calls it differs.
+    `rel_diff`: difference of the output from the rank's rows of the reference's output;
+    None if they cannot be matched. `input_diff`: difference of the module's own input,
+    before it was replaced; not 0 if the code that calls the module differs.
     """
 
     name: str
@@ -34,32 +39,32 @@ class ModuleCall:
     caller: str = ""
     caller_kind: str = ""
     input_diff: float = 0.0
-    # Of the inputs that differ some are those of the single-process first samples;
-    # others of its inputs are those of the rank's own.
+    # An input that differs equals the reference's for the first samples of the batch.
+    # `keeps_some_input`: another input equals the reference's for the rank's samples.
     repeats_first: bool = False
     keeps_some_input: bool = False
-    remakes_input: bool = False  # a hook of the target's on the module makes its input
-    rows_first: bool = True  # the samples are dimension 0 of its output
-    # Its outputs of no dimension, a term of the loss for one: own, one process's.
+    remakes_input: bool = False  # a hook of the target replaces the module's input
+    rows_first: bool = True  # the samples are dimension 0 of the output
+    # (own value, single-process value) of scalar outputs, as of a term of the loss.
     numbers: tuple[tuple[float, float], ...] = ()
-    keeps_shape: bool = False  # one tensor in, one of its shape and dtype out
-    draws: bool = False  # random numbers itself, by torch's own generator
+    keeps_shape: bool = False  # the output has the shape and dtype of the only input
+    draws: bool = False  # the module itself draws from torch's default generator
     collectives: int = 0
     writes_buffers: bool = False
-    # With the single-process buffers, which its own are not, and which it writes no
-    # more, it returns the single-process rows.
+    # The output equals the reference's if the module's buffers are replaced by the
+    # reference's, and not written again.
     through_buffers: bool = False
     writes_parameters: bool = False
-    has_other_weights: bool = False  # of its own, than at its first call
+    has_other_weights: bool = False  # own parameters differ from the first call
     scales_by_frequency: bool = False  # nn.Embedding(scale_grad_by_freq=True)
-    is_batch_norm: bool = False  # a class derived from torch's
-    is_synchronized: bool = False  # one that is, over ranks
-    is_scale_invariant: bool = False  # known of those that keep state or communicate
-    normalises: bool = False  # behaves as one: scale invariant, keeps statistics
+    is_batch_norm: bool = False  # derived from a class of torch
+    is_synchronized: bool = False  # a batch norm over all ranks
+    is_scale_invariant: bool = False  # tried if it keeps state or calls collectives
+    normalises: bool = False  # a norm, or behaves as one
 
 
 def worst_of(calls: list[ModuleCall]) -> ModuleCall:
-    """Returns the call whose output differs most, with all ranks' properties."""
+    """Returns the call whose output differs most, with the properties of all ranks."""
     return replace(
         max(calls, key=lambda c: c.rel_diff or 0.0),
         input_diff=max(c.input_diff for c in calls),
@@ -75,32 +80,33 @@ def worst_of(calls: list[ModuleCall]) -> ModuleCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """d loss / d (a module output) on a rank, against the reference's same rows.
+    """d loss / d (module output) on a rank, compared with the reference's same rows.
 
-    `ratio` is the least-squares factor rank / reference, `residual` what it leaves,
-    relative. A sound loss has ratio W and residual 0: DDP divides by W later.
+    `ratio`: least-squares factor rank / reference. `residual`: its relative residual. A
+    correct loss has the ratio W and the residual 0, since DDP divides by W later.
     """
 
     key: str
     module: str
     micro: int = 0  # number of the micro-batch
-    # Other outputs are computed from it too: a quantity inside the network.
+    # Other outputs are computed from this one: it is inside the network.
     on_the_way: bool = False
-    # What a mixture of a mean and a sum leaves unexplained, relative.
+    # Relative residual of the fit W * (mean's gradient) + (sum's gradient).
     mixed: float = math.inf
-    # With the batch taken twice: 2 for a sum over samples, 1 for a mean.
+    # Factor if the batch is repeated: 2 for a sum over samples, 1 for a mean.
     doubled: float | None = None
-    # Sum over the last dimension of rank - W * reference, relative; 0 behind a softmax.
+    # Relative sum of rank - W * reference over the last dimension; 0 at the input of a
+    # softmax.
     row_sum: float = math.inf
-    # How far rows are from their mean, relative: 0 behind a mean over samples.
+    # Relative distance of rows from their mean: 0 for the mean of a linear function.
     row_spread: float = math.inf
-    # The same of the gradient at the softmax of what is cut, infinite without one.
+    # The same for the gradient at the softmax of the output, infinite without one.
     share_spread: float = math.inf
-    # The values add up to 1 over the last dimension, and none is below 0.
+    # The values are at least 0 and add up to 1 over the last dimension.
     are_probabilities: bool = False
-    # Some rows, pixels or tokens have a gradient on one side, and none on the other.
+    # Some rows, pixels or tokens have a gradient on one side only.
     selects: bool = False
-    # Some classes have one on one side only, of those that a softmax takes.
+    # Some classes have a gradient on one side only, at the input of a softmax.
     selects_columns: bool = False
     ratio: float
     residual: float
@@ -108,7 +114,7 @@ class Cut:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether others decide what has a gradient here, or its direction."""
+        """Whether other samples decide which entries have a gradient, or its sign."""
         return self.selects or self.selects_columns or self.ratio < 0
 
 
@@ -123,7 +129,7 @@ class Micro:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Direct:
-    """d loss / d parameter, not through any module output that was cut."""
+    """d loss / d parameter, not through any cut."""
 
     name: str
     ratio: float
@@ -133,9 +139,9 @@ class Direct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The single-process gradient as a combination of the ranks' gradients.
+    """The single-process gradient as the best linear combination of the ranks'.
 
-    `residual`: what the best one leaves of it, relative.
+    `residual`: relative. `weights`: the factor of each rank.
     """
 
     residual: float
@@ -144,62 +150,61 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """What one rank found."""
+    """The evidence of one rank."""
 
     rank: int
     modules: tuple[ModuleCall, ...] = ()
     cuts: tuple[Cut, ...] = ()
     direct: tuple[Direct, ...] = ()
-    # The model's outputs, for each addend of the loss; empty where it has one.
+    # For each addend of the loss, the model's outputs; empty for a single addend.
     addends: tuple[tuple[Cut, ...], ...] = ()
-    # As `group_factor`, for each addend; empty where it is not known.
+    # `group_factor` of each addend; empty if it is not known.
     addend_factors: tuple[float | None, ...] = ()
     loss: float | None = None
-    # A constant that the loss is divided by: as many samples, or elements, as the
-    # single-process run has.
+    # Constant divisor of the loss that is a count over the global batch.
     divides_by_all: int | None = None
-    after_backward: float = 1.0  # what the step multiplies gradients by; cuts have it
+    after_backward: float = 1.0  # factor of gradients after backward; cuts contain it
     collectives: int = 0
-    # What is another one where no group is in sight; see probes/rank.py.
+    # Which results change when the process group is hidden: see probes/rank.py.
     asks_others: tuple[str, ...] = ("loss", "after backward")
-    # What all gradients at the cuts are multiplied by where one is; None: many factors.
+    # Factor of the group in all gradients at cuts; None if there is no single one.
     group_factor: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
-    # What no combination of the ranks' gradients explains of one process's, relative;
-    # None where the loss has cuts, which say more.
+    # None if trained outputs are cut: cuts locate more.
     span: Span | None = None
-    rng: int = 0
-    held_rng: int = 0  # of generators of numpy's and Python's that the target holds
+    rng: int = 0  # checksum of torch's generator when the forward begins
+    held_rng: int = 0  # checksum of numpy and Python generators of the target
     draws: int = 0  # random operations in the step
-    own_seeds: frozenset[int] = frozenset()  # of generators of the target's own
-    micros: tuple[Micro, ...] = ()  # empty where the step has one batch
+    own_seeds: frozenset[int] = frozenset()  # of torch generators of the target
+    micros: tuple[Micro, ...] = ()  # empty for a step without micro-batches
     written: tuple[str, ...] = ()  # modules whose buffers the model's forward writes
-    # And whose own parameters, with the sums that are left of them.
+    # Modules whose own parameters it writes, with sums of the written values.
     written_parameters: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    # And those that are written when a backward begins, by the step too.
+    # Modules whose parameters have changed when a backward begins, also by the step.
     written_by_backward: tuple[str, ...] = ()
-    moves_rows: bool = False  # a collective: but those that add or compare, no rows
-    # In order: F a forward through a wrapper, P a call past it, B a backward.
+    moves_rows: bool = False  # a collective sends samples to other ranks
+    # In order: F a forward of a wrapper, P a call past the wrapper, B a backward.
     events: str = ""
-    past_wrapper: tuple[str, ...] = ()  # modules that are called past their wrapper
-    defects: tuple[Defect, ...] = ()  # collectives that returned something else
+    past_wrapper: tuple[str, ...] = ()  # modules called past their wrapper
+    defects: tuple[Defect, ...] = ()  # collectives with wrong results
     failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Couplings:
-    """How much the loss at one sample depends on others (probes/coupling.py).
+    """How much the loss at one sample depends on other samples (probes/coupling.py).
 
-    By key, the largest change relative to the largest gradient; absent: unknown.
+    Each is the largest change of the gradient by key, relative to the largest gradient.
+    A key that is absent is unknown.
 
-    `nudged`: the other outputs moved by a little. `slope`: by very little, per as much
-    as for `nudged`; 0 where the loss counts what they decide. `copied`: they became
-    copies of one, or their entries moved on by one.
-    `unscaled`: what is no one factor of a gradient, or of a part of it, in its change,
-    relative to that; 0 for a divisor, where the outputs decide what is counted.
-    `targets`: what two changes of the other targets have in no common direction. One
-    divisor, a sum of weights, moves a gradient along one direction.
-    `ordered`: blocks of samples stood in another order (probes/coupling.py).
+    `nudged`: change if the other outputs change by a little. `slope`: change for a tiny
+    perturbation, scaled up to the size of `nudged`; 0 if the loss counts decisions.
+    `copied`: change if the other outputs become copies of one, or their entries are
+    rolled. `unscaled`: part of the change that is not a multiple of the gradient,
+    relative to the change; 0 for a divisor that counts decisions. `targets`: if the
+    other targets change in two ways, the part of one change orthogonal to the other. A
+    divisor, as a sum of weights, changes a gradient in one direction only.
+    `ordered`: change if blocks of samples are swapped.
     """
 
     nudged: dict[str, float] = field(default_factory=dict)
@@ -210,14 +215,14 @@ class Couplings:
     ordered: dict[str, float] = field(default_factory=dict)
 
     def strongest(self) -> float | None:
-        """Returns the largest of all, None where none is known."""
+        """Returns the largest coupling, None if none is known."""
         found = (self.nudged, self.copied, self.targets, self.ordered)
         return max((v for by_key in found for v in by_key.values()), default=None)
 
     def count(self, close: float) -> bool:
-        """Returns whether all coupling is by a divisor that counts what outputs decide.
+        """Returns whether all coupling comes from a divisor that counts decisions.
 
-        It changes by jumps, and multiplies the gradient of a term by one factor.
+        Such a divisor jumps, and multiplies the gradient of a term by one factor.
         """
         smooth = min(_SMOOTH, close / 10)
         coupled = {k: v for k, v in self.copied.items() if v > close}
@@ -230,14 +235,14 @@ class Couplings:
         )
 
     def is_smooth(self) -> bool:
-        """Returns whether other outputs that move by very little move a gradient."""
+        """Returns whether a tiny change of other outputs changes a gradient."""
         return any(
             slope > _SMOOTH * max(self.copied.get(key, 0.0), self.nudged.get(key, 0.0))
             for key, slope in self.slope.items()
         )
 
     def only(self, keys: set[str]) -> Couplings:
-        """Returns what is known of these outputs."""
+        """Returns the couplings of these outputs."""
         kept = {
             f.name: {k: v for k, v in getattr(self, f.name).items() if k in keys}
             for f in fields(self)
@@ -247,9 +252,9 @@ class Couplings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """Parameters that the model's own backward gives a gradient, whatever the loss.
+    """Parameters to which the model's own backward adds a gradient, for any loss.
 
-    `of_scores`: by a function that takes what is made of probabilities.
+    `of_scores`: by a function whose input is computed from probabilities.
     """
 
     names: tuple[str, ...] = ()
@@ -258,11 +263,11 @@ class Injected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How the calls of the model in one step split the samples.
+    """How the model calls of one step split the samples.
 
-    `sizes`: samples per micro-batch; one entry where there is none. `calls`: of the
-    model per micro-batch (2 for a discriminator on real and fake), 0 where unknown.
-    `picks`: the model is not given all samples; the one size is what it is given.
+    `sizes`: samples per micro-batch; one entry without micro-batches. `calls`: model
+    calls per micro-batch (2 for a discriminator on real and fake), 0 if unknown.
+    `picks`: the step selects samples for the model; the one size is their number.
     """
 
     sizes: tuple[int, ...]
@@ -280,16 +285,16 @@ class Windows:
 
 
 class ProbeFacts(TypedDict):
-    """What a rank's probe reads from the trace of the reference's beside tensors."""
+    """Facts in the trace of the reference's probe that a rank's probe reads."""
 
-    cuts: list[str]  # keys of the outputs at which the loss is judged alone
-    data: set[str]  # of outputs from which no gradient goes back
-    trained: set[str]  # of outputs that trained parameters made
+    cuts: list[str]  # keys of the outputs that are cut
+    data: set[str]  # keys of outputs that need no gradient
+    trained: set[str]  # keys of outputs that are computed from parameters
     windows: Windows  # the micro-batches of the step
-    on_the_way: set[str]  # of outputs from which other outputs are made
-    attached: bool  # modules are judged with their graph
-    order: Tensor | None  # in which the batch is given; None for its own
-    addends: tuple[str, ...]  # what computes each addend of the loss
+    on_the_way: set[str]  # keys of outputs from which other outputs are computed
+    attached: bool  # cuts stay in the graph
+    order: Tensor | None  # of the batch's rows; None: as they are
+    addends: tuple[str, ...]  # the operation that computes each addend of the loss
 
 
 def of_trace(index: Index) -> ProbeFacts:
@@ -299,33 +304,33 @@ def of_trace(index: Index) -> ProbeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """What the reference's own probe found.
+    """The evidence of the reference's probe.
 
-    `couplings`: 0 for a sum over samples, whatever it is divided by.
-    `doubled`: the gradient on the batch taken twice over the gradient on the batch;
-    2 for a sum, 1 for a mean. None where no single factor fits.
+    `couplings`: 0 for a sum over samples, whatever the divisor.
+    `doubled`: gradient on the repeated batch / gradient on the batch; 2 for a sum, 1
+    for a mean, None if no single factor fits.
     """
 
     trace: str = ""
     loss: float | None = None
-    after_backward: float = 1.0  # as a rank's
+    after_backward: float = 1.0  # factor of gradients after backward
     couplings: Couplings = field(default_factory=Couplings)
     doubled: float | None = None
     counts: dict[str, float] = field(default_factory=dict)
     frontier: tuple[str, ...] = ()
-    addends: tuple[str, ...] = ()  # of the loss: what computes each of them
+    addends: tuple[str, ...] = ()  # the operation that computes each addend
     direct: tuple[str, ...] = ()  # parameters that the loss itself uses
     whole_outputs: tuple[str, ...] = ()  # paths of outputs without samples
-    # Those whose samples lie otherwise than one per row.
+    # Outputs that do not have one row per sample.
     laid_outputs: tuple[Output, ...] = ()
-    direct_is_output: bool = False  # it uses them through such outputs alone
-    draws: int | None = None  # random operations, but for those of data loaders
-    # Shapes drawn with generators of the target's own.
+    direct_is_output: bool = False  # through outputs without samples only
+    draws: int | None = None  # random operations, without those of data loaders
+    # Shapes drawn from torch generators of the target.
     own_draws: tuple[tuple[int, ...], ...] = ()
     own_seeds: frozenset[int] = frozenset()  # of these generators
     injected: Injected = field(default_factory=Injected)
-    held_draws: bool = False  # with generators of numpy's or Python's that it holds
-    micros: tuple[Micro, ...] = ()  # empty where the step has one batch
+    held_draws: bool = False  # from numpy or Python generators of the target
+    micros: tuple[Micro, ...] = ()  # empty for a step without micro-batches
     failed: str | None = None
 
 
@@ -340,8 +345,8 @@ class StepEvidence:
     def modules(self) -> list[ModuleCall]:
         """Returns the worst call over ranks of every module, in call order.
 
-        Where one of a class normalises, all of it that keep state do: at some numbers a
-        norm that limits what it divides by does not look like one.
+        If one module of a class normalises, all of the class with state do: a norm with
+        a lower bound for its divisor is not scale invariant for small values.
         """
         calls: dict[tuple[str, int], list[ModuleCall]] = {}
         for rank in self.ranks:
@@ -357,18 +362,18 @@ class StepEvidence:
         ]
 
     def noisy(self, spec: RunSpec) -> set[str]:
-        """Returns the modules whose outputs differ by noise, whatever else they do.
+        """Returns the modules whose outputs differ because they draw random numbers.
 
-        None in a run whose noise follows the sample, or is taken out.
+        Empty for a run in which draws belong to samples, or are constant.
         """
         if spec.noise == "sample" or Switch.CONSTANT_DRAWS in spec.fixes:
             return set()
         return {call.name for rank in self.ranks for call in rank.modules if call.draws}
 
     def defects(self) -> list[Defect]:
-        """Returns collectives that returned something else than they were asked for.
+        """Returns collectives with wrong results.
 
-        One of each kind: the worst over ranks and calls, in the order of calls.
+        One of each kind: the worst of all ranks and calls, in the order of calls.
         """
         worst: dict[str, Defect] = {}
         for rank in self.ranks:
