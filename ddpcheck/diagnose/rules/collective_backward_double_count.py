@@ -51,13 +51,13 @@ def detect(case: Case) -> Proposal | None:
 def _is_part_of_all(case: Case) -> bool:
     """Returns whether addends use values of other ranks, and not only a count.
 
-    Their own values are unknown, so it is not known whether every rank has the whole.
+    The addends' values are unknown, so whether every rank computes the whole is too.
     """
     return case.is_part and case.loss_asks_others and bool(case.couples)
 
 
 def _detect_summed_term(case: Case) -> Proposal | None:
-    """Proposes it on trial for a sum over ranks in place of a mean."""
+    """Proposes it as speculative for a sum over ranks in place of a mean."""
     if not (case.has_cuts and case.loss_asks_others) or case.is_part:
         return None
     return Proposal(
@@ -81,7 +81,7 @@ def _detect_summed_term(case: Case) -> Proposal | None:
 
 
 def _detect_custom_backward(case: Case) -> Proposal | None:
-    """Proposes it on trial where some gradients are W times one process's.
+    """Proposes it as speculative if some gradients are W times the single-process ones.
 
     An autograd function of the model sums them over ranks in its backward.
     """

@@ -21,7 +21,7 @@ _LABELS = "with labels that start at the rank's first row the loss is right"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the loss is wrong even with the same shard on all ranks."""
+    """Proposes it if the loss is wrong even with the same shard on all ranks."""
     gaps = [defect for defect in case.defects() if not defect.is_dense]
     if gaps:
         return _with_gaps(gaps)
@@ -32,7 +32,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_rows(case: Case) -> Proposal | None:
-    """Returns the proposal for samples that a loss has in other positions."""
+    """Proposes it for a loss that sees the gathered samples in another order."""
     if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     if (
@@ -148,7 +148,7 @@ def _with_gaps(gaps: list[Defect]) -> Proposal:
 
 
 def _detect_averaged_copies(case: Case) -> Proposal:
-    """Proposes it on trial for gradients that are averaged by hand, in copies."""
+    """Proposes it as speculative for gradients that are averaged by hand, in copies."""
     outside = case.outcome.facts().get("outside", [])
     return Proposal(
         slug=SLUG,
@@ -169,7 +169,7 @@ def _detect_averaged_copies(case: Case) -> Proposal:
 
 
 def _seen_without_counts(case: Case) -> list[str]:
-    """Returns the variations that differ although all ranks have the same count."""
+    """Returns the variations that differ though all ranks have the same count."""
     shown = []
     if case.result(one_rank()).verdict == "divergent":
         shown.append(

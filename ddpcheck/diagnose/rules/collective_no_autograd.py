@@ -14,13 +14,13 @@ LINK = "loss"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where every rank's loss is the reference's and its gradient is not."""
+    """Proposes it if every rank's loss is right and its gradient is not."""
     if case.probed is None or not case.has_cuts or case.loss_is_sound:
         return None
     ratio = case.uniform_ratio
-    # A loss over all samples of which a rank's gradient is its own part.
+    # The loss is over all samples, but the gradient is only the rank's own part.
     is_own_part = ratio is not None and abs(ratio - 1) <= case.close and case.couples
-    # Not even its own part: no row of what was gathered is the rank's own tensor.
+    # Not even the own part: no gathered row is the rank's own tensor.
     is_lost = ratio == 0 and case.couples
     is_own_part = is_own_part or is_lost
     # The mean may have another factor, to correct the gradients.
@@ -96,7 +96,7 @@ def _with_fallbacks(case: Case, found: Proposal, *, may_scale: bool) -> Proposal
     )
     if not may_scale:
         return dataclasses.replace(found, fallback=wide)
-    # There may be no such collective: then the rank's part is multiplied by W.
+    # If there is no such collective, the rank's part is multiplied by W.
     scaled = dataclasses.replace(
         found,
         fix="multiply by the world size the term of which each rank has its own "

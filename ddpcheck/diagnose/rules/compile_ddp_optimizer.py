@@ -8,7 +8,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Switch
 
-# In what a rank raises, or in the stack of it.
+# In the message of the exception of a rank, or in its stack.
 _IS_THE_COMPILERS = re.compile(r"torch/_dynamo/|ompiled autograd")
 SLUG = "compile/ddp-optimizer"
 LINK = "reduce"

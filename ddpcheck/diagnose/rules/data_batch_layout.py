@@ -38,7 +38,7 @@ def detect(case: Case) -> Proposal | None:
     if loss_empty_shard.detect(case) or (count and not is_exchanged):
         return None  # strided shards may have equal counts by coincidence
     if not _holds_in_other_orders(case):
-        return None  # or the same number of the hardest samples
+        return None  # strided shards may have equal numbers of the hardest samples
     world = case.world_size
     return Proposal(
         slug=SLUG,
@@ -62,14 +62,14 @@ def _may_be_torn(case: Case) -> bool:
     if case.world_size == 1 or case.run.faults:
         return False
     if case.loss_asks_others and case.rank_ratios is not None:
-        return False  # of what it asks for
+        return False  # the loss reduces a count or a sum
     if case.probed is not None and case.probed.reference.micros:
         return False  # strided shards have micro-batches of the single-process samples
     return case.run.ranks_agree and len(set(case.run.shard_sizes)) == 1
 
 
 def _holds_in_other_orders(case: Case) -> bool:
-    """Returns whether only strided shards are equal in other orders, too.
+    """Returns whether, in other orders too, only strided shards give equal runs.
 
     A structure of positions in the batch does not depend on which samples are there:
     contiguous shards break it in any order. By coincidence each of two shards has half

@@ -37,7 +37,7 @@ def detect(case: Case) -> Proposal | None:
         fix="call sampler.set_epoch(epoch) before every epoch, on all ranks",
         fixes=(Substitute(boundary="orders"),),
         evidence=rows.evidence(moment),
-        # Else samples may be chosen in another way, without an order.
+        # Otherwise samples may be chosen in another way, without an order.
         speculative=not case.watched.reference.facts["shuffles"],
         needs_no_proof=known.is_sound and case.watched.reference.facts["shuffles"],
     )

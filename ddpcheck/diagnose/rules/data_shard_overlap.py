@@ -54,7 +54,7 @@ def detect(case: Case) -> Proposal | None:
 def _drawn(case: Case, proposal: Proposal) -> Proposal | None:
     """Returns the proposal for a step that draws its samples, without a loader.
 
-    Samples that no other rank has may be the rank's own with drawn noise.
+    Samples that no other rank has may be the rank's own samples plus noise.
     """
     draws = case.probed.reference.own_draws if case.probed else ()
     if (
@@ -114,7 +114,7 @@ def _summary(moment: rows.Moment) -> str:
 
 
 def _sharding(moment: rows.Moment) -> Switch | None:
-    """Returns the fix that shards what a loader gives, None where no size fits one."""
+    """Returns the fix that shards the loader's batches, None if no size fits."""
     sizes = {len(r) for r in moment.ranks}
     if sizes == {len(moment.one)}:
         return Switch.LOADER_PARTS

@@ -15,7 +15,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the target calls autograd.grad and gradients stay local."""
+    """Proposes it if the target calls autograd.grad and gradients stay local."""
     events = [f.get("events", "") for f in case.ranks]
     if not events:
         return None

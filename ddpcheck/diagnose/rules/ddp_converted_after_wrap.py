@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping again if parameters are not as DDP was built with."""
+    """Proposes wrapping again if parameters were converted after DDP was built."""
     facts = case.outcome.facts()
     converted, moved = facts.get("converted", []), facts.get("moved", [])
     if not (converted or moved) or not case.reduce_is_broken:
@@ -30,6 +30,6 @@ def detect(case: Case) -> Proposal | None:
         fix="convert first, wrap last",
         code="model = DistributedDataParallel(model.to(dtype))",
         fixes=(Switch.REWRAP,),
-        # Converted and back: averages of weights that replace these do the same.
+        # Converted and back: averaged weights that replace the trained ones do the same.
         speculative=not converted,
     )

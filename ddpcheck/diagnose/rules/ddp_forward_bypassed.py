@@ -13,7 +13,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where DDP.forward is not called in a step that trains."""
+    """Proposes it if DDP.forward is not called in a step that trains."""
     lacks = [f.get("lacks", ("", "")) for f in case.ranks]
     called = [name for name, kind in lacks if kind == "call"]
     if called and len(called) == len(lacks):
@@ -22,7 +22,7 @@ def detect(case: Case) -> Proposal | None:
     events = [f.get("events", "") for f in case.ranks]
     if not case.reduce_is_broken or not forwards:
         return None
-    # A DDP object without parameters trained here need not be called.
+    # A DDP object without trained parameters need not be called.
     unused = set(case.facts["unused"])
     used = [(count, held) for count, held in forwards[0] if not set(held) <= unused]
     idle = [held for count, held in used if count == 0]
@@ -57,7 +57,7 @@ def _lacking(name: str) -> Proposal:
             f"model.module.{name}(...) would not raise, but no gradient would be "
             "reduced",
         ),
-        # No code: the step ends at the first such call, so others are not known.
+        # No code: the step ends at the first such call, so further calls are unknown.
         fix=f"wrap a module whose forward makes all calls of the model in the step, "
         f"{name} included, and call the wrapped module once before backward",
         fixes=(Switch.CALLS_THROUGH_DDP,),

@@ -18,9 +18,9 @@ def detect(case: Case) -> Proposal | None:
     if not frozen or not case.reduce_is_broken:
         return None
     if Switch.REWRAP_TRAINABLE in case.outcome.spec.fixes:
-        return None  # that froze them
+        return None  # the code that froze them
     if all(f.get("find_unused") for f in case.ranks):
-        return None  # nothing waits for them
+        return None  # DDP waits for no unused parameter
     if not found:
         return _detect_frozen_in_turn(frozen)
     return Proposal(
@@ -37,9 +37,9 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_frozen_in_turn(frozen: list[str]) -> Proposal:
-    """Proposes it on trial for networks in one DDP object that are trained in turn.
+    """Proposes it as speculative for networks in one DDP object that are trained in turn.
 
-    In separate DDP objects they wait for nothing: then something else is wrong.
+    In separate DDP objects no network waits for another: the cause is another one.
     """
     return Proposal(
         slug=SLUG,

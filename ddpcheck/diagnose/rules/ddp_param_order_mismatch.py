@@ -10,7 +10,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where the order of parameters differs between ranks."""
+    """Proposes it if the order of parameters differs between ranks."""
     orders = [tuple(f.get("order", [])) for f in case.ranks]
     if len(set(orders)) < 2 or {frozenset(o) for o in orders} != {frozenset(orders[0])}:  # noqa: PLR2004
         return None

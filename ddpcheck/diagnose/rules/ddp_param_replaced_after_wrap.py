@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes wrapping again if trained tensors are not those DDP was built with."""
+    """Proposes wrapping again if DDP was built with other tensors."""
     facts = case.outcome.facts()
     resized = facts.get("resized", [])
     if resized and case.run.faults:
@@ -40,7 +40,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _of_resized(resized: list[str]) -> Proposal:
-    """Returns the proposal for parameters that are given another shape in place.
+    """Returns the proposal for parameters whose shape is changed in place.
 
     No run proves it: DDP and an average by hand hold the node that accumulates the
     gradient, and that node expects the former shape.

@@ -14,7 +14,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes a broadcast where ranks start from other weights than rank 0."""
+    """Proposes a broadcast if ranks do not start from the weights of rank 0."""
     rewriting = _detect_rewritten(case)
     if rewriting is not None:
         return rewriting
@@ -67,7 +67,7 @@ def _detect_rewritten(case: Case) -> Proposal | None:
 
 
 def _is_of_an_average(case: Case) -> bool:
-    """Returns whether no optimizer trains the first weights that differ: a teacher."""
+    """Returns whether the first weights that differ are of a teacher, not optimized."""
     parted = set(case.mismatched("weights", 0))
     return bool(parted) and parted <= case.untrained
 
@@ -84,7 +84,7 @@ def _broadcast(case: Case, fix: Switch, summary: str, fact: str) -> Proposal:
     )
     if not (case.facts["draws"] or case.facts["draws_later"]):
         return found
-    # What rank 0 draws is not what the single-process run draws.
+    # Rank 0 does not draw the values of the single-process run.
     drawn = dataclasses.replace(
         found,
         facts=(fact, "with constants in place of random numbers the runs are equal"),

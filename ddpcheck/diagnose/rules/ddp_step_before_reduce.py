@@ -24,7 +24,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_local_copies(case: Case) -> Proposal | None:
-    """Proposes it on trial for a hook that keeps gradients for the update."""
+    """Proposes it as speculative for a hook that keeps gradients for the update."""
     step, first = case.first_broken("weights"), case.first_broken("gradients")
     hooks = max((f.get("late_hooks", 0) for f in case.ranks), default=0)
     if not hooks or step is None or (first is not None and first <= step):

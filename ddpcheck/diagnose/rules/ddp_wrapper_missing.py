@@ -67,7 +67,10 @@ def detect_hidden(case: Case) -> Proposal | None:
 
 
 def _detect_outside_model(case: Case) -> Proposal | None:
-    """Proposes it on trial for trained parameters outside the model: those of a loss."""
+    """Proposes it as speculative for trained parameters outside the model.
+
+    For example those of a loss module, which is not wrapped.
+    """
     found = before_gradients(case)
     if found is None or not found.is_trained:
         return None

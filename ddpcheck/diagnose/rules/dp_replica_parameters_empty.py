@@ -10,7 +10,7 @@ LINK = "forward"
 
 
 def detect(_: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial; a run in which replicas have them confirms it."""
+    """Proposes it as speculative; a run in which replicas have parameters confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -11,7 +11,7 @@ LINK = "update"
 
 
 def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it where buffers differ and the first gradients do not."""
+    """Proposes it if buffers differ and the first gradients do not."""
     first = case.run.gradients.excess_by_step[:1]
     worst = case.run.buffers.worst
     if first and first[0] > 1:
@@ -33,7 +33,7 @@ def detect(case: DataParallelCase) -> Proposal | None:
 
 
 def _detect_attributes() -> Proposal:
-    """Proposes it on trial for attributes; a run that keeps them confirms it."""
+    """Proposes it as speculative for attributes; a run that keeps them confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -10,7 +10,7 @@ LINK = "loss"
 
 
 def detect(_: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial; a run with one scalar confirms it."""
+    """Proposes it as speculative; a run with one scalar confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

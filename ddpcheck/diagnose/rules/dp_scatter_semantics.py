@@ -10,7 +10,7 @@ LINK = "data"
 
 
 def detect(case: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial; a run that splits only samples confirms it."""
+    """Proposes it as speculative; a run that splits only samples confirms it."""
     mended = "it runs" if case.run.faults else "it equals the single-process run"
     return Proposal(
         slug=SLUG,

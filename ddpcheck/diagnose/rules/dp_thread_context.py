@@ -10,7 +10,7 @@ LINK = "forward"
 
 
 def detect(_: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial; a run in one thread confirms it."""
+    """Proposes it as speculative; a run in one thread confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,
@@ -27,7 +27,7 @@ def detect(_: DataParallelCase) -> Proposal | None:
 
 
 def detect_shared(_: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial for objects that replicas share; a run without confirms it."""
+    """Proposes it as speculative for objects that replicas share; a run without confirms it."""
     return Proposal(
         slug=SLUG,
         link=LINK,

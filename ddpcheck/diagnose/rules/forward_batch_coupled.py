@@ -52,7 +52,7 @@ def detect(case: Case) -> Proposal | None:
         module=first.name,
         speculative=case.outputs_agree,
     )
-    # Its inputs may be of a type that holds rows and takes no others.
+    # The module's input may be of a type whose rows cannot be replaced.
     control = () if asks else (GlobalModule(hides=False),)
     whole = dataclasses.replace(
         proposal,
@@ -79,9 +79,9 @@ def _mixing(case: Case) -> list[ModuleCall]:
         and not m.normalises
         and not m.through_buffers
         and not any(_is_within(name, m.name) for name in writers)
-        # By the step: ranks may have other weights than the single-process run by now,
-        # and in micro-batches from the first one on, which is none of the
-        # single-process first.
+        # If the step rewrites weights, those of ranks may differ from the single-process
+        # run's by the second call. With micro-batches already in the first call, whose
+        # samples are not those of the single-process run's first call.
         and not (
             (m.call or has_micros)
             and any(_is_within(name, m.name) for name in rewritten)
@@ -94,8 +94,8 @@ def _mixing(case: Case) -> list[ModuleCall]:
 def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
     """Returns the proposal for rows that are no samples: of graphs, of packed tokens.
 
-    Indices of rows mean other rows if the rows of all ranks are there. Also for a
-    backward that mixes samples: of a solver with adaptive steps.
+    Indices of rows mean other rows when the rows of all ranks are present. Also for a
+    backward that mixes samples, as of a solver with adaptive steps.
     """
     if proposal.speculative and not case.facts["has_train_step"]:
         return None
@@ -109,7 +109,7 @@ def _on_all(case: Case, proposal: Proposal) -> Proposal | None:
 
 
 def _detect_in_step(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that gives the model other inputs on ranks."""
+    """Proposes it as speculative for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
         return fitted.by_the_model(case, SLUG)
@@ -142,7 +142,7 @@ def _detect_in_step(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=1,
     )
-    # Slopes of outputs cannot be sent back from another rank.
+    # Gradients of outputs cannot be sent back from another rank.
     last = dataclasses.replace(
         proposal, fixes=(Substitute(boundary="batches"),), last_resort=2
     )
@@ -150,7 +150,7 @@ def _detect_in_step(case: Case) -> Proposal | None:
 
 
 def _detect_in_gradients(case: Case) -> Proposal | None:
-    """Proposes it on trial for modules that weight gradients by their number of rows.
+    """Proposes it as speculative for modules that weight gradients by their number of rows.
 
     Their outputs do not show it: for example a learned step size whose gradient is
     scaled by the number of activations.
@@ -208,10 +208,10 @@ def _detect_in_gradients(case: Case) -> Proposal | None:
 
 
 def _detect_stored_samples(case: Case) -> Proposal | None:
-    """Proposes it on trial for a model that keeps samples, and uses them later.
+    """Proposes it as speculative for a model that keeps samples, and uses them later.
 
-    All is right up to a step in which its outputs have another shape: for example one
-    column per stored row.
+    All values are right up to a step in which the model's outputs have another shape,
+    for example one column per stored row.
     """
     first = case.first_broken("gradients")
     told = case.outcome.facts().get("not_compared", {})
@@ -249,10 +249,10 @@ def _detect_stored_samples(case: Case) -> Proposal | None:
 
 
 def _detect_choice_of_outputs(case: Case) -> Proposal | None:
-    """Proposes it on trial for a model that returns other outputs on some ranks.
+    """Proposes it as speculative for a model that returns other outputs on some ranks.
 
-    Its result for a sample depends on all samples of its input: for example it stops
-    early if all of them are confident.
+    The output for a sample depends on all samples: for example the model stops early if
+    it is confident for all of them.
     """
     told = [f.get("not_compared", {}) for f in case.ranks]
     found = {

@@ -53,7 +53,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
-    """Proposes it on trial if DDP looks for unused parameters and its mean is wrong."""
+    """Proposes it as speculative if DDP looks for unused parameters and its mean is wrong."""
     asked = max((f.get("asks_rank", 0) for f in case.ranks), default=0)
     if not asked:
         return None
@@ -77,7 +77,7 @@ def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
 
 
 def _detect_average_by_hand(somewhere: list[str]) -> Proposal:
-    """Proposes it on trial for gradients that a step averages by hand."""
+    """Proposes it as speculative for gradients that a step averages by hand."""
     return Proposal(
         slug=SLUG,
         link=LINK,

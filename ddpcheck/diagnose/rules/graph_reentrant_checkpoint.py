@@ -12,7 +12,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a step has nested backwards."""
+    """Proposes it if a step has nested backwards."""
     if not case.reduce_is_broken or not any(
         f.get("nested_backwards") for f in case.ranks
     ):

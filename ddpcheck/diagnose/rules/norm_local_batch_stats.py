@@ -24,7 +24,7 @@ SLUG = "norm/local-batch-stats"
 LINK = "forward"
 
 _FROZEN = Switch.FROZEN_NORMS
-# What torch.jit compiles, by script and by trace: nothing inside can be replaced.
+# Modules that torch.jit compiles, scripted and traced: no part can be replaced.
 _COMPILED = ("RecursiveScriptModule", "TopLevelTracedModule", "TracedModule")
 _PLAIN = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 
@@ -33,7 +33,7 @@ def detect(case: Case) -> Proposal | None:
     """Proposes synchronised batch norm where batch norms' outputs differ."""
     calls = [m for m in case.diverging() if _normalises(m)]
     if calls and has_right_gradients(case):
-        return None  # norm/running-stats-rank0: their outputs are not used
+        return None  # norm/running-stats-rank0: the outputs of these norms are not used
     hidden = not calls
     if hidden:
         calls = silenced(case)
@@ -101,7 +101,7 @@ def _facts(
 
 
 def _of_compiled(call: ModuleCall) -> str:
-    """Returns the cause where torch.jit has compiled batch norms with the rest."""
+    """Returns the summary if torch.jit has compiled the batch norms."""
     return (
         f"batch norm inside {module(call.name)}, compiled by torch.jit, normalises "
         "with the mean and variance of the rank's shard"
@@ -142,7 +142,7 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
 def _frozen(found: Proposal) -> Proposal:
     """Returns the proposal for samples in other micro-batches than in the reference.
 
-    The ranks' micro-batches together are no micro-batch of the single-process run.
+    The single-process run has no micro-batch with the samples of the ranks'.
     """
     return replaced(
         found,

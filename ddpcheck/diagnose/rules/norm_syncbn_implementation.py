@@ -12,7 +12,7 @@ LINK = "forward"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a module that calls collectives differs, forward or backward."""
+    """Proposes it if a module that calls collectives differs in forward or backward."""
     # Of torch's own, those whose rows are wrong: over which ranks may be. A fix in force
     # has synchronised others.
     is_fixed = found(case.outcome.spec.fixes, SyncBatchNorm) is not None
@@ -65,10 +65,10 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_autograd_function(case: Case) -> Proposal | None:
-    """Proposes it on trial for a norm that is an autograd function, and no module.
+    """Proposes it as speculative for a norm that is an autograd function, and no module.
 
-    Its backward reduces as well. The model that calls it exchanges no rows of samples,
-    its outputs are right, and the gradients that pass through it are wrong.
+    The function's backward calls collectives as well. The model that calls the function
+    sends no samples, its outputs are right, and the gradients through it are wrong.
     """
     asks = [m for m in case.modules() if not m.name and m.collectives]
     wrong = case.mismatched("gradients", 0)

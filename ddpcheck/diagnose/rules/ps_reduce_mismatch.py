@@ -11,15 +11,15 @@ SLUG = "ps/reduce-mismatch"
 LINK = "reduce"
 # Gradients of one factor round alike; what couples samples is far from it.
 _CLOSE = 1e-6
-# Their update is linear in the gradient: v = mu * v + (1 - d) * g, w -= lr * v.
+# Updates that are linear in the gradient: v = mu * v + (1 - d) * g, w -= lr * v.
 _LINEAR = ("SGD",)
-# They divide by the size of past gradients: m / (sqrt(v) + eps), with v of g ** 2.
+# Optimizers that divide by past gradients: m / (sqrt(v) + eps), with v of g ** 2.
 _SCALE_FREE = ("Adam", "AdamW", "Adamax", "NAdam", "RMSprop", "Adagrad")
 _DECOUPLED = ("AdamW",)  # w -= lr * decay * w, beside the gradient
 
 
 def detect(case: ServerCase) -> Proposal | None:
-    """Proposes it where all gradients of the first step are off by W or by 1/W."""
+    """Proposes it if all gradients of the first step are off by W or by 1/W."""
     world = case.run.world_size
     ratio = float(world) if case.reduce == "sum" else 1.0 / world
     if world < 2 or not case.first or case.run.faults:  # noqa: PLR2004

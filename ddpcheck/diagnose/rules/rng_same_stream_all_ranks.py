@@ -78,7 +78,7 @@ def _by_held_generators() -> Proposal:
 
 
 def _detect_by_inputs(case: Case) -> Proposal | None:
-    """Proposes it on trial for inputs of the model that a step draws.
+    """Proposes it as speculative for inputs of the model that a step draws.
 
     Inputs that depend on the position in the shard would be equal on ranks, too.
     """

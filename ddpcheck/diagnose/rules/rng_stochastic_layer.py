@@ -34,7 +34,7 @@ def detect(case: Case) -> Proposal | None:
     if case.run.faults or rewritten(case, "before") == 0 or drawn_weights(case):
         return None  # noise raises nothing; here the step draws weights
     if not case.rest_is_broken:
-        return None  # ranks that average by hand have their own noise, too
+        return None  # if ranks average by hand, each still draws its own noise
     found = Proposal(
         slug=SLUG,
         link=LINK,
@@ -65,7 +65,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
-    """Proposes it on trial for replicas that draw with numpy's or Python's generators.
+    """Proposes it as speculative for replicas that draw with numpy's or Python's generators.
 
     Draws of torch's generator follow the sample already.
     """
@@ -126,7 +126,7 @@ def _by_ranks_alone() -> Proposal:
 def _draws_by_seed_alone(case: Case) -> bool:
     """Returns whether every draw uses a generator with another seed on some rank.
 
-    A rank that draws nothing has no other noise: it differs in something else.
+    A rank that draws nothing does not differ by noise.
     """
     if case.probed is None:
         return False
@@ -158,15 +158,15 @@ def _by_seed() -> Proposal:
 def _draws_noise(case: Case) -> bool:
     """Returns whether random numbers are drawn by more than data loaders.
 
-    And by more than generators of the target's own that are seeded alike on all ranks.
+    Generators of the target that are seeded equally on all ranks do not count.
     """
     return bool(case.facts["draws"]) and not chooses_alone(case)
 
 
 def _detect_drawn_inputs(case: Case) -> Proposal | None:
-    """Proposes it on trial for inputs that are made with numpy's or Python's random.
+    """Proposes it as speculative for inputs that are made with numpy's or Python's random.
 
-    The target seeds them: the single-process run is repeatable, ranks draw for shards.
+    The target seeds these generators, but ranks draw for their shards only.
     """
     worst = input_diff(case)
     if not case.facts["has_train_step"] or worst <= case.close:

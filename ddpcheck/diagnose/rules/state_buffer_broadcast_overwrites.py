@@ -49,7 +49,7 @@ def detect(case: Case) -> Proposal | None:
         # The module's inputs may have no samples, as those of losses.
         written = (Substitute(boundary="writes", names=tuple(owner.modules)),)
         return replaced(found, fixes=seen, fallback=replaced(found, fixes=written))
-    # Giving all rows to the whole model would fix whatever is in it.
+    # Giving all rows to the whole model would also hide any other cause inside.
     return replaced(found, fallback=replaced(found, fixes=seen))
 
 
@@ -71,7 +71,7 @@ def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
 
 
 def _detect_per_sample_state(case: Case) -> Proposal | None:
-    """Proposes it on trial for buffers that are not compared: they hold samples.
+    """Proposes it as speculative for buffers that are not compared: they hold samples.
 
     An example is the state of a recurrent network, row by row: all ranks get that of
     rank 0's samples.

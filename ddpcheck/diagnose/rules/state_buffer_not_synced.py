@@ -55,13 +55,13 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _norms_differ(case: Case) -> bool:
-    """Returns whether norms return other rows, and not because of their buffers."""
+    """Returns whether the outputs of norms differ for another reason than buffers."""
     found = (m for m in case.diverging() if m.is_batch_norm or m.normalises)
     return any(not m.through_buffers for m in found)
 
 
 def _detect_written_in_step(case: Case) -> Proposal | None:
-    """Proposes it on trial where the step writes buffers before its forward."""
+    """Proposes it as speculative if the step writes buffers before its forward."""
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None or owner.written_in_forward or owner.are_broadcast:
         return None
@@ -80,7 +80,7 @@ def _detect_written_in_step(case: Case) -> Proposal | None:
 
 
 def _detect_outside_model(case: Case) -> Proposal | None:
-    """Proposes it on trial for statistics that are kept in no buffer of the model."""
+    """Proposes it as speculative for statistics that are kept in no buffer of the model."""
     found = before_gradients(case)
     if found is None or found.has_weights or found.decides:
         return None

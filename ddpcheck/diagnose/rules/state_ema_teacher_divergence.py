@@ -18,7 +18,7 @@ LINK = "update"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where only untrained parameters differ, and no forward writes them."""
+    """Proposes it if only untrained parameters differ, and no forward writes them."""
     if any(m.writes_parameters for m in case.modules()):
         return None
     if drawn := drawn_weights(case):
@@ -107,7 +107,7 @@ def _differing(case: Case, step: int) -> list[str]:
 
 
 def _detect_read_in_step(case: Case) -> Proposal | None:
-    """Proposes it on trial for weights that some ranks write before they use them.
+    """Proposes it as speculative for weights that some ranks write before they use them.
 
     Then gradients and trained weights differ in the same step, too.
     """
@@ -137,7 +137,7 @@ def _detect_read_in_step(case: Case) -> Proposal | None:
 def _from_own_data(found: list[str], when: str) -> Proposal:
     """Returns the proposal for an update that differs from the reference on all ranks.
 
-    Its rate depends on the local shard: that of the first rank is wrong, too.
+    The update's rate depends on the local shard, also on the first rank.
     """
     return replaced(
         _by_numbers(found, when),
@@ -156,9 +156,9 @@ def _from_own_data(found: list[str], when: str) -> Proposal:
 
 
 def _by_numbers(found: list[str], when: str) -> Proposal:
-    """Returns the proposal, on trial, for ranks that make the same wrong update.
+    """Returns the proposal, as speculative, for ranks that make the same wrong update.
 
-    They use another number: for example a rate that depends on the size of a shard.
+    The number used may be a rate that depends on the size of a shard.
     """
     modules = dict.fromkeys(name.rpartition(".")[0] for name in found)
     return Proposal(
@@ -221,7 +221,7 @@ def _exchanged(owner: Owners) -> Proposal:
 
 
 def _detect_outside_model(case: Case) -> Proposal | None:
-    """Proposes it on trial for a teacher that is no part of the model."""
+    """Proposes it as speculative for a teacher that is no part of the model."""
     found = before_gradients(case)
     if found is None or not found.has_weights or found.is_trained:
         return None  # ddp/wrapper-missing
@@ -248,7 +248,7 @@ def _detect_outside_model(case: Case) -> Proposal | None:
 
 
 def _drawn(drawn: list[str]) -> Proposal:
-    """Returns the proposal, on trial, for a teacher that every rank initialises itself."""
+    """Returns the proposal, as speculative, for a teacher that every rank initialises itself."""
     return Proposal(
         slug=SLUG,
         link=LINK,

@@ -96,7 +96,7 @@ def _detect_step(case: Case) -> Proposal | None:
 
 
 def _detect_after_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that writes weights from the shard after its update.
+    """Proposes it as speculative for a step that writes weights from the shard after its update.
 
     It uses more than a number that ranks could reduce: for example which weights had
     small gradients, or rows of the shard in place of unused codes.

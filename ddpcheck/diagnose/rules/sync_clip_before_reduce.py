@@ -60,7 +60,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_per_sample_clipping(case: Case) -> Proposal | None:
-    """Proposes it on trial for gradients of samples that are clipped one by one.
+    """Proposes it as speculative for gradients of samples that are clipped one by one.
 
     Each has its own backward, so DDP returns the mean of one sample per rank, and that
     mean is clipped.
@@ -93,7 +93,7 @@ def _detect_per_sample_clipping(case: Case) -> Proposal | None:
 
 
 def _detect_other_clipping(case: Case) -> Proposal | None:
-    """Proposes it on trial for clipping without torch's functions.
+    """Proposes it as speculative for clipping without torch's functions.
 
     Gradients that a step writes between two backwards of an update, hooks on
     activations, or backwards of autograd functions that clip what they pass on.
@@ -133,11 +133,11 @@ def _by_the_step(case: Case) -> Proposal | None:
 
 
 def _detect_during_backward(case: Case) -> Proposal | None:
-    """Proposes it on trial for changes of gradients during backward."""
+    """Proposes it as speculative for changes of gradients during backward."""
     if not any(f.get("hooks_on_the_way") for f in case.ranks):
         return None
     if any(f.get("set_on_wrapper") for f in case.ranks):
-        return None  # which may change them: without it this is not tried
+        return None  # the loss may change gradients: without a loss this is not tried
     return _on_trial(
         "hooks or an autograd function change gradients before they reach the "
         "parameters; when they pass gradients on unchanged, the runs are equal",

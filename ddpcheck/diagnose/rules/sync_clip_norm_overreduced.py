@@ -17,7 +17,7 @@ _SEVERAL = 2  # parameters: for one, the factor may be a coincidence
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where all final gradients have the factor 1 / sqrt(W)."""
+    """Proposes it if all final gradients have the factor 1 / sqrt(W)."""
     if not case.forward_is_sound or case.world_size == 1:
         return None
     # If clipped by hand, the outputs show the factor as well.
@@ -36,7 +36,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_some_parameters(case: Case) -> Proposal | None:
-    """Proposes it on trial where some gradients have that factor: of one of two nets."""
+    """Proposes it as speculative if some gradients, as of one of two nets, have the factor."""
     factor = 1 / math.sqrt(case.world_size)
     found = with_factor(case, factor)
     if len(found) < _SEVERAL or not any(f.get("collectives") for f in case.ranks):
@@ -50,7 +50,7 @@ def _detect_some_parameters(case: Case) -> Proposal | None:
 
 
 def _detect_in_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for an optimizer that clips in its own step."""
+    """Proposes it as speculative for an optimizer that clips in its own step."""
     step, calls = case.first_broken("weights"), sums_in_its_step(case)
     if step is None or not calls:
         return None

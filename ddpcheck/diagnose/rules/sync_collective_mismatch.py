@@ -22,18 +22,18 @@ from ddpcheck.run.intervention import Switch
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"
-# What gloo writes when it ends a process, and a function of DDP's in the stack.
+# gloo's message when it ends a process, and a function of DDP in the stack.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _BUFFERS = "in _sync_buffers"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where ranks call different collectives, or more than others."""
+    """Proposes it if ranks call different collectives, or more than others."""
     calls = calls_of_ranks(case)
     counts = [len(rank) for rank in calls]
     index = first_difference(case)
     if index is None and _waits_for_parameters(case):
-        return None  # graph/rank-dependent-branch: DDP's own meet those that follow
+        return None  # graph/rank-dependent-branch: DDP's collectives meet those of a later step
     if index is None:
         index = first_overtaken(case)
     if index is None and (found := _detect_unequal_forwards(case)) is not None:
@@ -42,7 +42,7 @@ def detect(case: Case) -> Proposal | None:
         if len(set(counts)) < 2 or busy_ranks(case.run):  # noqa: PLR2004
             return _detect_unequal_buffers(case)
         if own_faults(case.run.faults):
-            return None  # the rank did not come to its next collective
+            return None  # the rank has not reached its next collective
         index = min(counts)
     if skipped_in(case) is not None:
         return None  # graph/skipped-backward: matched with those of its next step

@@ -122,7 +122,7 @@ def _detect_sum_by_hand(case: Case) -> Proposal | None:
 
 
 def _detect_sum_in_update(case: Case) -> Proposal | None:
-    """Proposes it on trial for gradients that are summed over ranks once more.
+    """Proposes it as speculative for gradients that are summed over ranks once more.
 
     In the optimizer's step, or in a hook before it.
     """
@@ -149,7 +149,7 @@ def _detect_sum_in_update(case: Case) -> Proposal | None:
 
 
 def _detect_sum_after_backward(case: Case) -> Proposal | None:
-    """Proposes it on trial for a step that reduces gradients between DDP and its update."""
+    """Proposes it as speculative for a step that reduces gradients between DDP and its update."""
     factor = common_factor(case)
     calls = max((f.get("collectives", 0) for f in case.ranks), default=0)
     if factor is None or not calls or not case.loss_is_sound or case.reduce_is_broken:
@@ -220,6 +220,6 @@ def is_summed_by_hand(case: Case) -> bool:
 
 
 def _is_of_all(case: Case) -> bool:
-    """Returns whether the gradients that are wrong are all that there are."""
+    """Returns whether all gradients are wrong."""
     trained: int = case.facts["num_tensors"] - len(case.facts["unused"])
     return len(case.mismatched("gradients", 0)) >= trained

@@ -73,7 +73,7 @@ def detect(case: Case) -> Proposal | None:
 
 
 def _detect_kept_numbers(case: Case) -> Proposal | None:
-    """Proposes it on trial for a few numbers that are kept outside the model."""
+    """Proposes it as speculative for a few numbers that are kept outside the model."""
     found = before_gradients(case)
     if found is None or found.has_weights or not found.decides:
         return None
@@ -95,7 +95,7 @@ def _detect_kept_numbers(case: Case) -> Proposal | None:
 
 
 def _detect_unequal_updates(case: Case) -> Proposal | None:
-    """Proposes it where trained weights differ between ranks after equal gradients."""
+    """Proposes it if trained weights differ between ranks after equal gradients."""
     if optimizer_runs_backwards(case):
         return _of_closures(case)
     step = step_of_update(case)
@@ -184,7 +184,7 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
 
 
 def _within_a_step(case: Case, first: int | None) -> Proposal | None:
-    """Returns the proposal, on trial, for an update that makes the next one differ.
+    """Returns the proposal, as speculative, for an update that makes the next one differ.
 
     `first`: the step in which gradients differ first, None for none.
     """
@@ -245,7 +245,7 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
 
 
 def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
-    """Returns the proposal, on trial, for gradients that are changed after backward."""
+    """Returns the proposal, as speculative, for gradients that are changed after backward."""
     fact = rewritten_alone(case, first)
     if fact is None:
         return None
@@ -270,8 +270,8 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
 def _of_a_decision(case: Case, first: int | None) -> Proposal | None:
     """Returns the proposal for numbers that decide on the loss of a later step.
 
-    Or of this one, if its gradients are set to None. `first`: the step in which
-    gradients differ first, None for none.
+    Or on the loss of this step, if its gradients are set to None. `first`: the step in
+    which gradients differ first, None for none.
     """
     if first is None or case.run.faults:
         return None
@@ -308,7 +308,7 @@ def _of_the_rank(case: Case) -> Proposal | None:
         speculative=True,
         last_resort=2,
     )
-    # What only rank 0 does when there are ranks, the single-process run does not.
+    # The single-process run does not do what rank 0 alone does.
     none = (
         f"calls of get_rank: {asked}; when get_rank returns 0 on no rank, the "
         "runs are equal"

@@ -53,8 +53,8 @@ def _detect_split_pair(case: Case, order: str) -> Proposal | None:
 
 
 def _detect_whole_step(case: Case, events: str, order: str) -> Proposal | None:
-    """Proposes it where forwards and backwards are inside together."""
-    # A reducer that raises on a static graph used nothing: sync/static-graph-no-sync.
+    """Proposes it if forwards and backwards are inside together."""
+    # sync/static-graph-no-sync: the reducer raised, and reduced nothing
     if case.run.faults and any(f.get("static_graph") for f in case.ranks):
         return None
     if ends_unsynchronised(events) and has_no_reduction(events):
@@ -62,7 +62,7 @@ def _detect_whole_step(case: Case, events: str, order: str) -> Proposal | None:
     if ends_unsynchronised(events) and accumulates(events):
         return None  # sync/no-sync-off-by-one
     used = _detect_used_while_local(order)
-    # If DDP cannot reduce them all: it waits for parameters that a backward leaves out.
+    # If DDP waits for parameters that a backward leaves out, it cannot reduce all.
     is_mended = case.by_hand.verdict == "equivalent"
     by_hand = replaced(used, fixes=(), by_hand=True)
     return replaced(used, fallback=by_hand) if is_mended else used

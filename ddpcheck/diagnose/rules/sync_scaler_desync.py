@@ -19,7 +19,7 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken or step is None:
         return None
     if case.probed is not None and not case.loss_is_sound:
-        return None  # scaled up and down again it is; a count of the rank's own is not
+        return None  # scaled up and down again; a rank's own count is not undone
     fact = _of_scales(case) or _of_gradients(case, step)
     return None if fact is None else _proposal(fact)
 
@@ -63,7 +63,7 @@ def _of_scales(case: Case) -> str | None:
     )
     is_given = any(fix.place == "loss" for fix in case.outcome.spec.fixes)
     if is_given and not are_powers:
-        return None  # a fix made the factor that is undone
+        return None  # the factor comes from a fix
     return (
         f"after backward the ranks multiply their gradients by {listed(scales)}, "
         "which undoes the factors of their losses"

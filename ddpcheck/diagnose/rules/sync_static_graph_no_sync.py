@@ -11,7 +11,7 @@ LINK = "reduce"
 
 
 def detect(case: Case) -> Proposal | None:
-    """Proposes it where a static graph is trained with no_sync and fails."""
+    """Proposes it if a static graph is trained with no_sync and fails."""
     if not case.reduce_is_broken or not any(f.get("static_graph") for f in case.ranks):
         return None
     events = [f.get("events", "") for f in case.ranks]
