@@ -42,10 +42,6 @@ _SOME = (
     "gradients that are {factor} times the single-process ones: {wrong}",
     "all others are right",
 )
-_ADDED = (
-    "outputs and the loss's gradient at them are right; a part of the parameters' "
-    "gradients does not scale with it",
-)
 _IN_ALL = in_group("world = dist.get_world_size()", "dist.all_reduce(n)")
 _CODE_OF_STEP = (
     f"world, n = 1, count_of_the_whole_step.clone()\n{_IN_ALL}\n"
@@ -54,23 +50,13 @@ _CODE_OF_STEP = (
 _CODE_OF_COUNT = f"world, n = 1, count.clone()\n{_IN_ALL}\n"
 
 
-def _nothing(_: Case) -> str:
-    return ""
+def _is_whole(case: Case) -> bool:
+    return not case.is_part
 
 
-def _of_whole(case: Case) -> str:
-    return "" if case.is_part else "the gradient of the whole loss has one factor"
-
-
-def _of_own_count(case: Case, *, is_known: bool = True) -> str:
+def _counts_its_own(case: Case) -> bool:
     # A sum over ranks is the right divisor for a count, but not for a maximum.
-    told = "a count differs between ranks, and the loss calls no collective"
-    return told if is_known and not case.loss_asks_others else ""
-
-
-def _of_nothing_valid(case: Case) -> str:
-    is_own = factors.undefined_ranks(case) and not case.loss_asks_others
-    return "a rank's mean is 0 / 0, and the loss calls no collective" if is_own else ""
+    return not case.loss_asks_others
 
 
 def _all_gradients(case: Case) -> Sequence[Interventions]:
@@ -116,8 +102,9 @@ class Row:
     """What a factor at a place means, in sentences with words of WORDS in braces.
 
     `fixes` returns runs to try, the best first. `on_trial`: as Proposal.speculative.
-    `falls_back`: on the next row of the slug that fits. The rest is as in Proposal;
-    `rests_on` returns its `code_rests_on`, and `evidence` is {} on trial.
+    `falls_back`: on the next row of the slug that fits. `rests_on`: whether what was
+    measured is evidence for the code. The rest is as in Proposal; on trial `evidence`
+    is {} where none is given.
     """
 
     slug: str
@@ -126,7 +113,7 @@ class Row:
     fix: str
     fixes: Callable[[Case], Sequence[Interventions]]
     code: str = ""
-    rests_on: Callable[[Case], str] = _nothing
+    rests_on: Callable[[Case], bool] | None = None
     evidence: Callable[[Case], Evidence] | None = None
     on_trial: bool = False
     last_resort: int = 0
@@ -142,9 +129,7 @@ _BY_COUNTS = Row(
     "divide by those and multiply by the world size",
     fixes=_wide,
     code=_CODE_OF_COUNT + "{term} = world * local_sum / n",
-    rests_on=lambda case: _of_own_count(
-        case, is_known=case.couplings.count(case.close)
-    ),
+    rests_on=lambda case: _counts_its_own(case) and case.couplings.count(case.close),
     falls_back=True,
 )
 _BY_COUNT = replace(
@@ -156,7 +141,7 @@ _BY_COUNT = replace(
         "the factors are N / n_r with n_r the count of `{count}`: {counts}",
     ),
     fix="divide by the count of all ranks and multiply by the world size",
-    rests_on=_of_own_count,
+    rests_on=_counts_its_own,
     fixes=lambda case: [(CountLoss(countable=loss.counted_by(case) or ""),)],
 )
 _BY_COUNT_LATE = replace(
@@ -175,7 +160,35 @@ _TIMES_W = Row(
     fix="remove the factor; it belongs to a sum over a global count only",
     fixes=lambda case: loss.scalings(case, 1 / case.world_size),
     code="loss = criterion(output, target)  # without * world_size",
-    rests_on=_of_whole,
+    rests_on=_is_whole,
+)
+
+_ADDED = Row(
+    slug=MISSING,
+    summary="a custom backward adds the rank's share of the gradient of all ranks, "
+    "and DDP divides it by {W}: that term of the loss has 1/{W} of its weight",
+    facts=(
+        "outputs and the loss's gradient at them are right; a part of the parameters' "
+        "gradients does not scale with it",
+    ),
+    fix="multiply the gradient that the autograd function adds by the world size",
+    fixes=lambda case: _added_gradient(float(case.world_size)),
+    code=f"{WORLD}return grad, world * torch.ones_like(aux)",
+    on_trial=True,
+    last_resort=1,
+)
+
+_PARTLY_TIMES_W = Row(
+    slug=DOUBLE,
+    summary="every rank multiplies the loss of the global batch by {W}, which is "
+    "right only for outputs whose gradient stays on their rank; parameters that "
+    "the loss uses directly get {W} times the single-process gradient",
+    facts=_SOME,
+    fix="gather with autograd, and remove the factor",
+    evidence=lambda case: {"factor": common_factor(case) or 1.0},
+    fixes=lambda case: _some_gradients(case, 1 / case.world_size),
+    on_trial=True,
+    last_resort=1,
 )
 
 TABLE: dict[Reading, Row] = {
@@ -207,7 +220,7 @@ TABLE: dict[Reading, Row] = {
         fix="remove the division: DDP divides by the world size",
         fixes=lambda case: loss.scalings(case, case.world_size),
         code="loss = criterion(output, target)  # without / world_size",
-        rests_on=_of_whole,
+        rests_on=_is_whole,
     ),
     ("all parameters", "1/W", ""): Row(
         slug=MISSING,
@@ -249,17 +262,7 @@ TABLE: dict[Reading, Row] = {
         evidence=loss.ratio_evidence,
         on_trial=True,
     ),
-    ("custom backward", "1/W", ""): Row(
-        slug=MISSING,
-        summary="a custom backward adds the rank's share of the gradient of all ranks, "
-        "and DDP divides it by {W}: that term of the loss has 1/{W} of its weight",
-        facts=(*_ADDED, "multiplied by {W}, that part is right"),
-        fix="multiply the gradient that the autograd function adds by the world size",
-        fixes=lambda case: _added_gradient(float(case.world_size)),
-        code=f"{WORLD}return grad, world * torch.ones_like(aux)",
-        on_trial=True,
-        last_resort=1,
-    ),
+    ("custom backward", "1/W", ""): _ADDED,
     ("micro-batch", "k", ""): Row(
         slug=ACCUM,
         summary="the loss of a micro-batch is not divided by the number of "
@@ -315,7 +318,7 @@ TABLE: dict[Reading, Row] = {
         fix="take the mean in every term, or multiply the summed term by the world size",
         fixes=lambda case: [loss.global_loss_fix(case)],
         code=f"{WORLD}loss = mean_term + world * summed_term",
-        rests_on=lambda _: "repeating the batch separates a sum from a mean",
+        rests_on=lambda _: True,
     ),
     ("one term", "1/W", "in the model"): Row(
         slug=SUM,
@@ -344,7 +347,7 @@ TABLE: dict[Reading, Row] = {
         fix="take the mean, or multiply the summed loss by the world size",
         fixes=lambda case: loss.scalings(case, case.world_size),
         code=f"{WORLD}loss = world * {{sum}}",
-        rests_on=_of_whole,
+        rests_on=_is_whole,
     ),
     ("whole loss", "W", ""): _TIMES_W,
     ("after backward", "W", ""): replace(
@@ -354,40 +357,23 @@ TABLE: dict[Reading, Row] = {
         facts=_AFTER,
         code="optimizer.step()  # without parameter.grad *= world_size",
     ),
-    ("some parameters", "W", "loss"): Row(
-        slug=DOUBLE,
-        summary="every rank multiplies the loss of the global batch by {W}, which is "
-        "right only for outputs whose gradient stays on their rank; parameters that "
-        "the loss uses directly get {W} times the single-process gradient",
-        facts=_SOME,
-        fix="gather with autograd, and remove the factor",
-        evidence=lambda case: {"factor": common_factor(case) or 1.0},
-        fixes=lambda case: _some_gradients(case, 1 / case.world_size),
-        on_trial=True,
-        last_resort=1,
-    ),
-    ("some parameters", "W", "backward"): Row(
-        slug=DOUBLE,
+    ("some parameters", "W", "loss"): _PARTLY_TIMES_W,
+    ("some parameters", "W", "backward"): replace(
+        _PARTLY_TIMES_W,
         summary="the backward multiplies the gradients of some parameters by {W}, for "
         "example in a hook or an autograd function, but DDP averages the per-rank "
         "gradients",
-        facts=(*_SOME, "the loss's gradient at the outputs is right, too"),
         fix="remove the factor",
-        fixes=lambda case: _some_gradients(case, 1 / case.world_size),
         code="return grad * factor  # without * world_size",
-        on_trial=True,
-        last_resort=1,
     ),
-    ("custom backward", "W", ""): Row(
+    ("custom backward", "W", ""): replace(
+        _ADDED,
         slug=DOUBLE,
         summary="a custom backward adds the gradient of a mean over the shard and "
         "multiplies it by {W}: that term of the loss has {W} times its weight",
-        facts=(*_ADDED, "multiplied by 1/{W}, that part is right"),
         fix="remove the factor from the gradient that the autograd function adds",
         fixes=lambda case: _added_gradient(1 / case.world_size),
         code="return grad, torch.ones_like(aux)  # without * world_size",
-        on_trial=True,
-        last_resort=1,
     ),
     ("whole loss", "0/0", ""): Row(
         slug=EMPTY,
@@ -399,7 +385,9 @@ TABLE: dict[Reading, Row] = {
         fix="divide by the count of all ranks, clamped after the all-reduce",
         fixes=lambda case: [loss.global_loss_fix(case)],
         code=f"world = 1\n{_IN_ALL}\nloss = world * local_sum / n.clamp(min=1)",
-        rests_on=_of_nothing_valid,
+        rests_on=lambda case: (
+            bool(factors.undefined_ranks(case)) and _counts_its_own(case)
+        ),
     ),
     ("whole loss", "N/n", "shard"): Row(
         slug=UNEVEN,
@@ -482,19 +470,11 @@ def _mean(case: Case) -> str:
     return f"the loss is divided by {count}, a constant: the number in the global batch"
 
 
-def _summed(case: Case) -> str:
-    return "summed_term + penalty" if case.direct() else "loss  # or reduction='mean'"
-
-
 def _counts(case: Case) -> str:
     assert case.probed is not None
     name = loss.counted_by(case) or ""
     told = listed(rank.counts[name] for rank in case.probed.ranks)
     return f"{told} on the ranks, {number(case.probed.reference.counts[name])} in all"
-
-
-def _losses(case: Case) -> str:
-    return listed(math.nan if v is None else v for v in case.rank_losses())
 
 
 def _micro_count(case: Case) -> str:
@@ -524,7 +504,9 @@ WORDS: dict[str, Callable[[Case], str]] = {
     "growth": loss.growth_fact,
     "k": lambda case: str(factors.numbers(case)[0]),
     "k of a rank": lambda case: str(factors.numbers(case)[1]),
-    "losses": _losses,
+    "losses": lambda case: listed(
+        math.nan if value is None else value for value in case.rank_losses()
+    ),
     "mean": _mean,
     "micro count": _micro_count,
     "micro ratios": lambda case: listed(r for r, _ in case.micro_ratios().values()),
@@ -534,7 +516,9 @@ WORDS: dict[str, Callable[[Case], str]] = {
     "ratio": lambda case: number(case.uniform_ratio or 0.0),
     "ratios": loss.ratio_fact,
     "size": lambda case: "samples" if case.facts.get("collates") else "len(target)",
-    "sum": _summed,
+    "sum": lambda case: (
+        "summed_term + penalty" if case.direct() else "loss  # or reduction='mean'"
+    ),
     "term": lambda case: "term" if case.is_part else "loss",
     "wrong": lambda case: names(case.mismatched("gradients", 0)),
 }
@@ -584,7 +568,7 @@ def proposal(case: Case, row: Row) -> Proposal:
         facts=tuple(fact.format_map(words) for fact in row.facts),
         fix=row.fix,
         code=row.code.format_map(words),
-        code_rests_on=row.rests_on(case),
+        code_rests_on="its factor" if row.rests_on and row.rests_on(case) else "",
         safe=row.slug != ACCUM,
         evidence=shown(case) if shown else {},
         speculative=row.on_trial,
