@@ -1,6 +1,5 @@
-"""Detectors: FAMILY_NAME.py is the rule FAMILY/NAME.
+"""Detectors: FAMILY_NAME.py is the rule FAMILY/NAME; two files have several slugs.
 
-Lives here: one file per rule, which reads a case and proposes a cause or nothing;
-loss_factors.py is a table for seven, sync_rank_fault.py one rule with three slugs.
+Lives here: one file per rule, which reads a case and proposes a cause or nothing.
 Not here: the order of rules (registry.py), facts that rules share (facts/).
 """
