@@ -30,10 +30,12 @@ def _docstring(package: Path) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_package_lists_what_lives_there_and_what_does_not(package: Path) -> None:
-    first, blank, *rest = _docstring(package).splitlines()
+    text, _, words = _docstring(package).partition("\n\nWords:\n")
+    first, blank, *rest = text.splitlines()
     assert first.endswith(".")
     assert blank == ""
     assert [line.partition(":")[0] for line in rest] == ["Lives here", "Not here"]
+    assert all(line.startswith("    ") for line in words.splitlines())
 
 
 def test_first_level_has_few_names() -> None:

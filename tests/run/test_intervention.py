@@ -259,3 +259,19 @@ def test_addends_of_all_fixes_are_given_with_their_tensors() -> None:
     )
     assert addends(fixes) == {0: frozenset(), 2: frozenset({"router#0/output"})}
     assert addends(()) == {}
+
+
+@pytest.mark.parametrize(
+    ("fix", "width"),
+    [
+        (ScaleLoss(factor=2.0), 0),
+        (Substitute(boundary="state"), 0),
+        (Substitute(boundary="writes"), 1),
+        (Switch.MEAN_OF_SUMS, 1),
+        (GlobalModule(name="norm", hides=False), 0),
+        (GlobalModule(name="norm"), 2),
+        (GlobalLoss(), 2),
+    ],
+)
+def test_fix_is_as_wide_as_what_it_mends(fix: Intervention, width: int) -> None:
+    assert intervention.width(fix) == width

@@ -69,7 +69,9 @@ class Search:
     def run(self) -> list[Cause]:
         """Returns the causes in the order of the chain, verified as far as possible.
 
-        Fallbacks fix more than their own cause: they are tried last.
+        First from the first step on. If that does not explain the run: from the last
+        step that is still right; with fallbacks, which fix more than their own cause;
+        with one cause fixed first; and with what would mend almost anything.
         """
         causes = self._apart(self._attempt())
         if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
