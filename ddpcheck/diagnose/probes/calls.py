@@ -102,11 +102,8 @@ class _Call:
 class Calls:
     """Compares the module calls of one step with the reference's, and cuts the outputs.
 
-    `feeds_indices`: integer inputs of modules are replaced by the reference's too.
-
-    Args:
-        reader: of the reference's trace.
-        seen: what user code does in the step.
+    `seen`: what user code does in the step. `feeds_indices`: integer inputs of modules
+    are replaced by the reference's too.
     """
 
     def __init__(self, reader: Reader, seen: observe.Observed) -> None:
@@ -131,10 +128,7 @@ class Calls:
     def watch(self, wrapped: nn.Module, model: nn.Module, cursor: micro.Cursor) -> None:
         """Attaches the hooks; call `hooks.remove` after the step.
 
-        Args:
-            wrapped: the model in its wrapper.
-            model: the model without the wrapper.
-            cursor: which of the reference's rows this rank has.
+        `cursor`: which of the reference's rows this rank has.
         """
         called = {key.partition("#")[0] for key in self.reader.names("inputs", 0)}
         self.silent = modules.silent_parts(wrapped, called)
@@ -388,11 +382,6 @@ def _is_right_with_buffers(
     """Returns whether the reference's buffers make the output equal the reference's.
 
     The buffers may have been written by the module, or by the training step before.
-
-    Args:
-        call: of a module whose output differs.
-        recorded: returns the reference's tensors.
-        rows: (first sample, number of samples, samples in all) of the rank.
     """
     kept = {
         name: recorded("kept", call.key_of(name), buffer)

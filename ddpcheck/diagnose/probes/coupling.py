@@ -377,15 +377,8 @@ def measure_order(
     gradients change at the borders of the blocks.
 
     The result is relative to the largest gradient. Empty if a shard has no halves, or
-    if random numbers are drawn, which follow the place and not the sample.
-
-    Args:
-        run: does one pass with the first pass's values, perturbed, on a batch.
-        grads: of the first pass.
-        places: where a tensor has its samples.
-        batch: the global batch.
-        world_size: number of shards.
-        seed: of every pass.
+    if random numbers are drawn, which follow the place and not the sample. The
+    arguments are those of `measure`, and the seed of every pass.
     """
     samples, blocks = countables.samples(batch), _BLOCKS * world_size
     if world_size == 1 or samples % blocks:

@@ -48,9 +48,7 @@ def leaf_of(value: Tensor) -> Tensor:
 class Cuts:
     """The cuts of the reference, by key.
 
-    Args:
-        size: number of samples in the batch.
-        shard_rows: number of samples in the first shard.
+    `size`, `shard_rows`: number of samples in the batch and in the first shard.
     """
 
     def __init__(self, size: int, shard_rows: int) -> None:
@@ -84,11 +82,7 @@ class Cuts:
     ) -> Tensor | None:
         """Returns the value for the leaf, None if the output is not cut.
 
-        Args:
-            name: of the module that returned the output.
-            place: of the output.
-            output: the module's own.
-            perturb: (key, value) -> the changed value; None in the first pass.
+        `perturb`: (key, value) -> the changed value; None in the first pass.
         """
         _, key = place
         if not (place in self.values if perturb else self._can_cut(*place, output)):
@@ -269,11 +263,8 @@ class Attached:
         """Returns the leaf's values in the graph of an output.
 
         An output that no operation computed is returned as it is: it is an input that
-        the model passes on, and user code may differentiate with respect to it.
-
-        Args:
-            output: of a module.
-            leaf: of the same shape; its `grad` will be the gradient of backward.
+        the model passes on, and user code may differentiate with respect to it. The
+        `grad` of the leaf will be the gradient of backward.
         """
         if output.grad_fn is None:
             return output

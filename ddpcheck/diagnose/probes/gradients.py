@@ -45,14 +45,9 @@ def at_cuts(
     world_size: int,
     factor: float,
 ) -> Iterator[Cut]:
-    """Yields the comparison of the loss's gradient at each cut.
+    """Yields the comparison of the loss's gradient at each cut, after a step.
 
-    Args:
-        leaves: the cuts of one step, after its backward.
-        recorded: returns the reference's tensors.
-        reader: of the reference's trace.
-        world_size: number of ranks.
-        factor: by which the step multiplies gradients after backward.
+    `factor`: by which the step multiplies gradients after backward.
     """
     for leaf in leaves:
         reference, mine = recorded("cut", leaf), leaf.tensor.grad

@@ -130,11 +130,8 @@ def described(
 ) -> tuple[Micro, ...]:
     """Returns what each micro-batch of a process holds; empty for a single one.
 
-    Args:
-        sizes: samples per micro-batch.
-        start: the first sample of the process.
-        targets: in which `names` are counted.
-        names: of what is counted.
+    `sizes`: samples per micro-batch. `start`: first sample of the process. `names`: of
+    what is counted in the targets.
     """
     if len(sizes) < 2:  # noqa: PLR2004
         return ()
@@ -162,10 +159,7 @@ def _sample_dim(shape: tuple[int, ...], size: int) -> int | None:
 def shard_dim(value: Tensor, mine: tuple[int, ...], rows: int) -> int:
     """Returns the dimension of the samples: the one in which a shard is smaller.
 
-    Args:
-        value: the tensor of all samples.
-        mine: shape of a shard's tensor.
-        rows: samples in the shard.
+    `mine`, `rows`: shape of a shard's tensor, and number of samples in the shard.
     """
     differ = (d for d in range(value.dim()) if value.shape[d] != mine[d])
     found = next(differ, None)
@@ -181,12 +175,8 @@ def has_shard(
 ) -> bool:
     """Returns whether a shard's tensor may be a part of a micro-batch's, or contain it.
 
-    Args:
-        windows: the micro-batches.
-        number: of the micro-batch.
-        shape: of its tensor.
-        mine: shape of the shard's tensor.
-        rows: samples in the shard.
+    `number`, `shape`: of the micro-batch, and of its tensor. `mine`, `rows`: shape of
+    the shard's tensor, and number of samples in the shard.
     """
     size = windows.size(number)
     if windows.count > 1 and mine == shape and size == rows:
@@ -206,13 +196,8 @@ def recorded(
 ) -> Tensor | None:
     """Returns a tensor of the reference's trace, joined over its micro-batches.
 
-    Args:
-        reader: of the trace.
-        windows: the reference's micro-batches.
-        quantity: of the tensor.
-        key: of the tensor.
-        mine: shape of the rank's tensor that is compared with a part of the result.
-        rows: samples in the rank's tensor.
+    `mine`, `rows`: shape of the rank's tensor that is compared with a part of the
+    result, and number of samples in that tensor.
 
     Special values: None if nothing was recorded, or if micro-batches are padded to
     different lengths; the first micro-batch's tensor if no dimension holds samples.
@@ -269,11 +254,6 @@ def order_of_calls(
     which the model gets it, so that sorting changes nothing in the single-process run
     or on the shards. These are other shards than the run's; the search tries the
     probe's proposals on the run itself.
-
-    Args:
-        model: that the step calls.
-        batch: of the step.
-        step: does the step under hooks.
     """
     counted, given, hooks = RowCount(), GivenOrder(batch), Hooks()
 

@@ -57,11 +57,8 @@ def silent_parts(
 ) -> dict[str, list[nn.Module]]:
     """Returns the parts that no hook sees, by the innermost called module around them.
 
-    The `inverse` of a flow and the `encode` of an encoder run no hooks.
-
-    Args:
-        model: with the parts.
-        called: names of the modules that are called.
+    The `inverse` of a flow and the `encode` of an encoder run no hooks. `called`: names
+    of the modules that are called.
     """
     found: dict[str, list[nn.Module]] = {}
     short = shortener(model)
@@ -125,12 +122,10 @@ def _is_unchanged(
         given, lambda _, t: change(t) if t.is_floating_point() else t
     )
     with _as_before(module):
-        try:
-            with torch.no_grad():
-                once = tensors_of(module.forward(*args, **kwargs))
-                both = tensors_of(module.forward(*changed[0], **changed[1]))
-        except Exception:  # noqa: BLE001 (a module may refuse changed inputs)
-            return False
+        once = _forward(module, args, kwargs)
+        both = None if once is None else _forward(module, *changed)
+    if once is None or both is None:
+        return False
     shapes = {t.shape for t in tree.held(given)}
     pairs = [(a, b) for (_, a), (_, b) in zip(once, both, strict=False)]
     pairs = [(a, b) for a, b in pairs if a.dim()]
@@ -161,15 +156,11 @@ def looks_up(module: nn.Module, args: Any, kwargs: Any) -> bool:
     """
     before = _tables(module)
     with _as_before(module):
-        try:
-            with torch.no_grad():
-                made = tensors_of(module.forward(*args, **kwargs))
-        except Exception:  # noqa: BLE001 (a module may refuse a second call)
-            return False
+        made = _forward(module, args, kwargs)
         tables = before + _tables(module)
     some = [
         output
-        for _, output in made
+        for _, output in made or ()
         if output.is_floating_point() and output.dim() > 1 and output.numel()
     ]
     some += [output.movedim(1, -1) for output in some if output.dim() > 2]  # noqa: PLR2004
@@ -228,6 +219,17 @@ def has_slope_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
             return False
     x, size = x.detach(), float(slope.norm() * x.detach().norm())
     return size > 0 and abs(float((slope * x).sum())) < _INVARIANT * size
+
+
+def _forward(
+    module: nn.Module, args: Any, kwargs: Any
+) -> list[tuple[str, Tensor]] | None:
+    """Returns the outputs of a forward without a graph, None if forward raises."""
+    try:
+        with torch.no_grad():
+            return tensors_of(module.forward(*args, **kwargs))
+    except Exception:  # noqa: BLE001 (a module may refuse other inputs or buffers)
+        return None
 
 
 @contextlib.contextmanager
@@ -293,13 +295,11 @@ def evaluated(
     training = module.training
     with _as_before(module):
         copies = dict(contents.own_buffers(module))
-        others = {id(b): buffers[n].to(b, copy=True) for n, b in copies.items()}  # type: ignore[union-attr]
         try:
-            with torch.no_grad(), _replaced(module, others):
+            others = {id(b): buffers[n].to(b, copy=True) for n, b in copies.items()}  # type: ignore[union-attr]
+            with _replaced(module, others):
                 module.training = False
-                return tensors_of(module.forward(*args, **kwargs))
-        except Exception:  # noqa: BLE001 (a forward for training only)
-            return None
+                return _forward(module, args, kwargs)
         finally:
             module.training = training
 
@@ -349,10 +349,9 @@ def _updated_from(
     """Returns the outputs, and the buffers after forward, given those before."""
     own = dict(contents.own_buffers(module))
     others = {id(b): begin[n].to(b.dtype) for n, b in own.items()}
-    try:
-        with torch.no_grad(), _replaced(module, others):
-            outputs = tensors_of(module.forward(*args, **kwargs))
-            left = dict(contents.own_buffers(module))
-            return outputs, {n: left[n].to(torch.float64) for n in own}
-    except Exception:  # noqa: BLE001 (a forward may refuse these buffers)
+    with _replaced(module, others):
+        outputs = _forward(module, args, kwargs)
+        left = dict(contents.own_buffers(module))
+    if outputs is None or not own.keys() <= left.keys():
         return None
+    return outputs, {n: left[n].to(torch.float64) for n in own}

@@ -241,12 +241,7 @@ class _Probe:
 
 
 class _Collectives:
-    """Observes whether the collectives of a step move rows between ranks.
-
-    Args:
-        seen: receives the collectives.
-        rows: number of samples on this rank.
-    """
+    """Observes whether the collectives of a step move rows between ranks."""
 
     def __init__(self, seen: Observed, rows: int) -> None:
         self._seen, self._rows = seen, rows
@@ -275,11 +270,8 @@ def _noting_calls_past(
 
     DDP reduces the gradients of the backward after its own forward. If a step calls the
     wrapper once and a module inside another time, the second backward stays local.
-
-    Args:
-        wrapped: the model, with stand-ins for DDP objects.
-        note: called with "F" for a wrapper's forward, "P" for a call past the wrapper,
-            if gradients are enabled.
+    `note` is called with "F" for a wrapper's forward, and "P" for a call past the
+    wrapper, if gradients are enabled.
     """
     found: set[str] = set()
     depth, handles, short = 0, [], shortener(wrapped)
@@ -323,12 +315,8 @@ def _span(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
     Gradients are compared by sketches: sums of their numbers with random signs. None if
     there are as many ranks as sums, or as numbers, or if there is no gradient.
 
-    This calls a collective: all ranks call it, or none.
-
-    Args:
-        model: with this rank's gradients.
-        reader: of the reference's trace.
-        quantity: the name of the single-process gradients in the trace.
+    This calls a collective: all ranks call it, or none. `quantity`: the name of the
+    single-process gradients in the trace.
     """
     world_size = dist.get_world_size()
     mine = torch.zeros(SIZE, dtype=torch.float64)
@@ -438,11 +426,7 @@ def _with_group_effects(
     These are `asks_others`, `group_factor` and `addend_factors`: a collective may also
     be called for a log, a bound or a clock, and leave the loss as it is. A module whose
     output is as wrong without the group communicates only for its state, and counts as
-    one that calls no collective.
-
-    Args:
-        found: by the step with the group.
-        again: does the same step once more, from the same beginning.
+    one that calls no collective. `again` does the same step from the same beginning.
     """
     try:
         alone = gather.alone(again)

@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Writer
 from ddpcheck.diagnose.probes import coupling, gradients, micro, training
-from ddpcheck.diagnose.probes.coupling import Grads, Pass, Perturb
+from ddpcheck.diagnose.probes.coupling import Grads, Perturb
 from ddpcheck.diagnose.probes.cuts import Attached, Cuts, leaf_of
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
@@ -76,8 +76,7 @@ def record(
         # A compiled function runs no hooks; uncompiled it computes the same.
         with borrowed(ref) as target, isolation.isolated(), compiling.off():
             probe = _Probe(target, spec, world_size, writer)
-            probe.begin(trains_before=trains_before)
-            return probe.run()
+            return probe.run(trains_before=trains_before)
     except Exception as error:  # noqa: BLE001 (user code under hooks; reported as data)
         writer.discard()
         return ReferenceEvidence(failed=describe(error).stack)
@@ -97,8 +96,8 @@ class _Probe:
         names = Names(self.model)
         writer.add("initial", 0, names.parameters(self.model).items())
         writer.add("initial_buffers", 0, names.buffers(self.model).items())
-        *self.before, self.batch = batches_of(target, spec)
-        self.batch = micro.alike_padded(target, self.batch)
+        *self.before, batch = batches_of(target, spec)
+        self.batch = micro.alike_padded(target, batch)
         self.size = batch_size(target, self.batch)
         self.cuts = Cuts(self.size, tree.shard_range(self.size, 0, world_size)[1])
         self.rows: list[int] = []  # of every call of the model
@@ -111,20 +110,17 @@ class _Probe:
         self.addends = gradients.Addends(self.writer)
         self.injected = Injected()
 
-    def begin(self, *, trains_before: bool) -> None:
-        """Moves to the probed step; the steps before are trained or left out."""
+    def run(self, *, trains_before: bool) -> ReferenceEvidence:
+        """Does the passes, writes the trace and returns the evidence."""
         sizing.use_cores(self.model)  # until `isolated` ends
         user_code.compute(self.spec)
-        before, self.before = self.before, []
-        if before and trains_before:
+        if self.before and trains_before:
             isolation.seed_everything(self.spec.seed)
             rows = 0, self.size, self.size
             model = training.Trained(self.model, self.model, Names(self.model))
-            training.train_before(self.target, self.spec, model, before, rows)
+            training.train_before(self.target, self.spec, model, self.before, rows)
+        self.before.clear()
         self.kept = Kept(self.target, self.model)
-
-    def run(self) -> ReferenceEvidence:
-        """Does the passes, writes the trace and returns the evidence."""
         self._find_windows()
         self.cuts.dims = self._shard_shapes()
         held = external_state.generator_states(self.model)
@@ -144,7 +140,7 @@ class _Probe:
         is_written = self._write_doubled(grads)
         # The outputs answer the same, unless a train_step does more with gradients.
         is_known = is_written and self.shortcut.is_proven and not self.target.train_step
-        factor = None if is_known else _doubled_of_parameters(self._plain, self.batch)
+        factor = None if is_known else self._doubled()
         in_trace: ProbeFacts = {
             "cuts": list(dict.fromkeys(key for _, key in grads)),
             "data": self.cuts.data,
@@ -333,7 +329,9 @@ class _Probe:
             place: None if leaf.grad is None else leaf.grad * done.factor
             for place, leaf in leaves.items()
         }
-        return grads, done.loss, self._direct()
+        # Attached cuts let all gradients pass.
+        direct = {} if self.attached else gradients.past_all_cuts(self.model)
+        return grads, done.loss, direct
 
     def _note_addends(self, loss: Tensor) -> None:
         self.addends.note(loss, {key: t for (_, key), t in self.outputs.items()})
@@ -341,12 +339,6 @@ class _Probe:
     def _kinds_of_addends(self) -> tuple[str, ...]:
         is_one = not self.cuts.has_micros and self.after_backward == 1
         return self.addends.kinds if is_one else ()
-
-    def _direct(self) -> dict[str, Tensor | None]:
-        """Returns the gradients that reach parameters past all cuts."""
-        if self.attached:
-            return {}  # attached cuts let all gradients pass
-        return gradients.past_all_cuts(self.model)
 
     def _is_used_through_outputs(self) -> bool:
         """Returns whether the loss uses parameters through outputs without samples.
@@ -384,67 +376,44 @@ class _Probe:
         return dataclasses.replace(found, ordered=ordered)
 
     def _write_doubled(self, grads: Grads) -> bool:
-        """Writes the gradients on the repeated batch; returns whether there are any."""
+        """Writes the gradients on the repeated batch; returns whether there are any.
+
+        Written are those at its first half. Compared with the batch itself, they are
+        half as large for a mean over samples, and equal for a sum.
+        """
         if self.cuts.has_micros or self.order is not None:  # as for couplings
             return False
-        self.addends.is_twice(self.cuts.dim if self._kinds_of_addends() else None)
-        found = list(
-            _doubled_at_cuts(self._perturbed, grads, self.cuts.dim, self.batch)
-        )
+        dim, written = self.cuts.dim, False
+        self.addends.is_twice(dim if self._kinds_of_addends() else None)
+        try:
+            found = self._perturbed(
+                lambda key, value: torch.cat([value, value], dim(key, value)),
+                _twice(self.batch),
+            )
+        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+            found = {}
         self.addends.is_twice(None)
-        for number, key, half in found:
-            self.writer.add("doubled", number, [(key, half)])
-        return bool(found)
+        for (number, key), grad in grads.items():
+            both = found.get((number, key))
+            if grad is not None and both is not None:
+                at = dim(key, grad)
+                half = both.narrow(at, 0, grad.shape[at])
+                self.writer.add("doubled", number, [(key, half)])
+                written = True
+        return written
+
+    def _doubled(self) -> float | None:
+        """Returns the factor of parameters' gradients on the repeated batch."""
+        try:
+            once, both = self._plain(self.batch), self._plain(_twice(self.batch))
+        except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
+            return None
+        return gradients.one_factor(once, both)
 
     def _plain(self, batch: Any) -> dict[str, Tensor]:
         self._begin()
         self._trained(batch, puts_aside=True)
         return gradients.of_parameters(self.model)
-
-
-def _doubled_at_cuts(
-    run: Pass, grads: Grads, dim: Callable[[str, Tensor], int], batch: Any
-) -> Iterator[tuple[int, str, Tensor]]:
-    """Yields (micro-batch, key, gradient) at the first half of the repeated batch.
-
-    Compared with the batch itself, the gradient is half as large for a mean over
-    samples, and equal for a sum.
-
-    Args:
-        run: does one pass with the first pass's values, perturbed, on a batch.
-        grads: of the first pass.
-        dim: returns the dimension of the samples.
-        batch: the global batch.
-    """
-
-    def twice(key: str, value: Tensor) -> Tensor:
-        return torch.cat([value, value], dim(key, value))
-
-    try:
-        found = run(twice, _twice(batch))
-    except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
-        return
-    for (number, key), grad in grads.items():
-        both = found.get((number, key))
-        if grad is not None and both is not None:
-            at = dim(key, grad)
-            yield number, key, both.narrow(at, 0, grad.shape[at])
-
-
-def _doubled_of_parameters(
-    grads_of: Callable[[Any], dict[str, Tensor]], batch: Any
-) -> float | None:
-    """Returns grad(repeated batch) / grad(batch), None if no single factor fits.
-
-    Args:
-        grads_of: the gradients of a plain step on a batch, by parameter.
-        batch: the global batch.
-    """
-    try:
-        once, both = grads_of(batch), grads_of(_twice(batch))
-    except Exception:  # noqa: BLE001 (fixed batch sizes, lookups by index)
-        return None
-    return gradients.one_factor(once, both)
 
 
 def _twice(batch: Any) -> Any:
@@ -479,12 +448,9 @@ class Shortcut:
         output: Any,
         values: dict[tuple[int, str], Tensor],
     ) -> None:
-        """Keeps the output of a call in the first pass.
+        """Keeps the output of a call, given as (micro-batch, module, call).
 
-        Args:
-            place: (micro-batch, module, call).
-            output: of the call.
-            values: copies of outputs that are kept already, by (micro-batch, key).
+        `values`: copies of outputs that are kept already, by (micro-batch, key).
         """
         if not self._is_first:
             return
@@ -497,12 +463,7 @@ class Shortcut:
         self._returned[number, f"{name}#{call}"] = tree.replace(output, kept)
 
     def choose(self, modules: dict[str, nn.Module], grads: Grads) -> None:
-        """Chooses the modules inside which the loss has no gradient.
-
-        Args:
-            modules: all with hooks, by name.
-            grads: of the first pass.
-        """
+        """Chooses the modules inside which the loss has no gradient."""
         self._is_first = False
         keys = [key for (_, key), grad in grads.items() if grad is not None]
         begin = {key.rpartition("#")[0] for key in keys}
@@ -515,9 +476,7 @@ class Shortcut:
     def run(self, whole: Callable[[], Grads], short: Callable[[], Grads]) -> Grads:
         """Returns the gradients of a pass, from `short` once the trials have passed.
 
-        Args:
-            whole: does the pass with all modules.
-            short: does the same pass without the chosen modules.
+        `whole` does the pass with all modules, `short` without the chosen ones.
         """
         if self.is_proven:
             with contextlib.suppress(Exception):  # a batch of another size
@@ -570,11 +529,7 @@ def injected_by(model: nn.Module, output: Any) -> Injected:
 
     The backward of an autograd function may add the gradient of an auxiliary loss that
     does not depend on the gradient at the output. With gradients of zero at the model's
-    outputs, such parameters still get a gradient.
-
-    Args:
-        model: that was called.
-        output: of the call; its graph is kept.
+    outputs, such parameters still get a gradient. The graph of the output is kept.
     """
     outputs = [t for t in tree.held(output) if t.requires_grad]
     behind = _nodes(t.grad_fn for t in outputs)

@@ -108,13 +108,7 @@ def _part_of_kinds(
 ) -> Callable[[Tensor], Tensor] | None:
     """Returns a function that takes the shard's rows of each kind, None if none fits.
 
-    The rows of a sample lie together in each kind.
-
-    Args:
-        mine: the shard's tensor.
-        whole: the tensor of all samples.
-        rows: (first sample, samples of the shard, samples in all).
-        dim: of the rows; each sample has the same number of them.
+    The rows of a sample lie together in each kind. `dim`: of the rows.
     """
     start, size, total = rows
     if mine.is_complex() or not whole.numel():

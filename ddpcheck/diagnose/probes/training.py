@@ -62,14 +62,8 @@ def step(
     """Does one step without updating weights.
 
     Gradients add up over all backward passes, since `zero_grad` does nothing either.
-
-    Args:
-        target: whose loss or train_step is used.
-        spec: the run.
-        model: what is called.
-        batch: of this process.
-        before_backward: called with each loss of the step.
-        puts_aside: a train_step sees the marks in the place of gradients.
+    `before_backward` is called with each loss of the step. `puts_aside`: a train_step
+    sees the marks in the place of gradients.
     """
     for parameter in contents.parameters(model):
         # Also for parameters without a gradient: a train_step may clip or log all.
@@ -225,12 +219,7 @@ def train_before(
     begins later, as a schedule or a term of a later epoch, shows only after the earlier
     steps, in which the ranks equal the single-process run.
 
-    Args:
-        target: whose loss or train_step is used.
-        spec: the run, or the reference.
-        trained: the model.
-        batches: of this process.
-        rows: (first sample, number of samples, samples in all) of this process.
+    `rows`: (first sample, number of samples, samples in all) of this process.
     """
     model, bare, names = trained
     start, size, total = rows
