@@ -1,5 +1,5 @@
-"""Evidence: what each link of the chain does, measured inside the ranks.
+"""Probes: one step, recorded in the single process and compared inside every rank.
 
-Lives here: reference.py and rank.py, the two sides; evidence.py, what they return.
+Lives here: reference.py and rank.py, the two probes; evidence.py, what they return.
 Not here: any judgement. Causes are named in rules/ and facts/.
 """

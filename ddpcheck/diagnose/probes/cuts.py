@@ -1,4 +1,4 @@
-"""Cuts: the module outputs that a probe replaces, and what is known of each.
+"""Cuts: the module outputs that a probe replaces by the reference's.
 
 A cut is a module output that is replaced by a leaf tensor with the reference's values.
 The gradient that arrives there in backward is d loss / d output alone: nothing before
@@ -41,7 +41,7 @@ class Leaf:
 
 
 def leaf_of(value: Tensor) -> Tensor:
-    """Returns a leaf with these values: a parameter, as a loss may look for them."""
+    """Returns a leaf with these values: a parameter, as some losses ask for one."""
     return nn.Parameter(value)
 
 
@@ -154,7 +154,7 @@ class Flow:
         self.leaves.append(tensor)
 
     def note(self, key: str, output: Tensor) -> None:
-        """Adds an output, before it is cut: what it was computed from."""
+        """Adds the variables that an output, before it is cut, was computed from."""
         found, is_complete = _variables(output.grad_fn)
         variables = {id(v) for v in found}
         self.sources[key] = {self.keys[v] for v in variables if v in self.keys} - {key}
