@@ -226,6 +226,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
         seconds=time.perf_counter() - made.started,
         smallest=shrink.divergent(session, outcomes, runs),
+        fixed=diagnosis.fixed,
     )
 
 

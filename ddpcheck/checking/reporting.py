@@ -79,6 +79,7 @@ def make(
     warnings: list[str],
     seconds: float,
     smallest: Smallest | None,
+    fixed: str = "",
     ended: str = "",
     signal: int = 0,
 ) -> Report:
@@ -95,6 +96,7 @@ def make(
         warnings: about the check.
         seconds: that it took.
         smallest: the run that reproduce.py shows.
+        fixed: the text of fixed.py.
         ended: why the check ended before it was complete, if it did; equal runs are
             then no verdict.
         signal: the number of the signal that ended it, 0 for none.
@@ -116,6 +118,7 @@ def make(
         warnings=tuple(dict.fromkeys(warnings)),
         seconds=seconds,
         reproduce=reproduce.script(ref, findings, smallest),
+        fixed=fixed,
     )
 
 
@@ -356,6 +359,7 @@ class Made:
             + self.planned.not_compared
             + assemble.not_compared(outcomes, runs),
             warnings=warnings + self.diagnosis.warnings + ([] if left else unused),
+            fixed=self.diagnosis.fixed,
             seconds=time.perf_counter() - self.started,
             smallest=shrink.divergent(self.session, outcomes, runs),
             ended=ended,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddpcheck.diagnose import data_parallel, parameter_server, shrink, simulated
+from ddpcheck.diagnose.fixed import check
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.loop import Search
@@ -37,6 +38,7 @@ class Diagnosis:
     # For the search of the smallest run that shows a divergence of DDP.
     removable: list[str] = field(default_factory=list)  # modules
     mended: shrink.Mended | None = None
+    fixed: str = ""  # the text of fixed.py
 
 
 def diagnose(
@@ -76,6 +78,8 @@ def diagnose(
             unknown_at=search.unknown_at,
             tried=search.trials.left,
         )
+        if options.fix and not diagnosis.findings and _is_proven(search, causes):
+            found = _with_file(search, causes, runs, found, diagnosis)
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
@@ -89,6 +93,25 @@ def diagnose(
         _diagnose_replicas(
             session, outcomes, group, limit, options, progress, diagnosis
         )
+
+
+def _with_file(
+    search: Search,
+    causes: list[Cause],
+    runs: list[Run],
+    found: list[Finding],
+    diagnosis: Diagnosis,
+) -> list[Finding]:
+    """Returns the findings with fixed.py as their proof, if there is such a file."""
+    ranks = {r.world_size for r in runs if mode_of(r.mode).explained_by == "ranks"}
+    proposals = [cause.proposal for cause in causes]
+    made = check.make(
+        search.session, search.outcome, proposals, sorted(ranks), search.limit
+    )
+    if made is None:
+        return found
+    diagnosis.fixed = made.file.text
+    return check.verified(found, made)
 
 
 def _groups(runs: list[Run], rest: list[int], *, one_by_one: bool) -> list[list[int]]:

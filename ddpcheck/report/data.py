@@ -321,6 +321,7 @@ class Report:
     seconds: float = 0.0
     ended: str = ""
     reproduce: str = ""  # the text of reproduce.py, "" without a divergence
+    fixed: str = ""  # the text of fixed.py, "" where none was verified
     format: int = FORMAT
 
 

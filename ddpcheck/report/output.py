@@ -21,7 +21,9 @@ from ddpcheck.report.data import Report
 STDOUT = "-"
 MACHINE_FORMS = ("json", "junit", "sarif")
 FIELDS = {"json": "json", "junit": "junit_xml", "sarif": "sarif"}  # of Outputs
-FILES = ("report.html", "report.json", "reproduce.py")
+FILES = ("report.html", "report.json", "reproduce.py", "fixed.py")
+# In every fixed.py: one without it is the user's own, and is not replaced.
+MARK = "Written by ddpcheck, and checked as it is"
 # Text that a report of each kind contains, of any version, and hardly any other file.
 _MARKS = {
     "--json": ('"exit_code":', '"findings":', '"format":'),
@@ -183,13 +185,25 @@ def write_report(report: Report, folder: Path) -> str:
         "report.json": reports.to_json(report),
         "report.html": render(report, "html"),
         "reproduce.py": report.reproduce,
+        "fixed.py": report.fixed,
     }
+    if not _may_replace(folder / "fixed.py") and texts.pop("fixed.py"):
+        streams.warn(f"{folder / 'fixed.py'} is not ddpcheck's, so it stays")
     written = {
         name: files.write(folder / name, text) for name, text in texts.items() if text
     }
-    if not report.reproduce:
-        files.remove(folder / "reproduce.py")
+    for name, text in texts.items():
+        if not text:
+            files.remove(folder / name)  # of an earlier check
     return str(folder / "report.html") if written["report.html"] else ""
+
+
+def _may_replace(path: Path) -> bool:
+    """Returns whether a fixed.py is none of the user's own files."""
+    try:
+        return MARK in path.read_text(encoding="utf-8") if path.exists() else True
+    except (OSError, ValueError):
+        return False
 
 
 def _remove_stale(report: Report, folder: Path) -> None:
@@ -197,7 +211,8 @@ def _remove_stale(report: Report, folder: Path) -> None:
     if not earlier or not _is_same(earlier, report.target.path):
         return
     for name in FILES:
-        files.remove(folder / name)
+        if name != "fixed.py" or _may_replace(folder / name):
+            files.remove(folder / name)
     with contextlib.suppress(OSError):
         folder.rmdir()  # if nothing else is in it
 

@@ -31,7 +31,7 @@ BROKEN = target(
 )
 HANG = target(end="import time\nwhile True:\n    time.sleep(1)\n")
 QUICK = ("--world-sizes", "2", "--modes", "ddp")
-FILES = ["report.html", "report.json", "reproduce.py"]
+FILES = ["report.html", "report.json", "reproduce.py"]  # and fixed.py, if verified
 
 
 def test_report_comes_with_the_bug_and_goes_with_it(terminal: Terminal) -> None:
@@ -324,7 +324,7 @@ def test_demo_shows_one_of_each_over_an_earlier_one(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
-def test_what_ran_is_reported_everywhere_and_the_code_is_a_suggestion(
+def test_file_that_ran_is_reported_everywhere_and_its_code_is_shown(
     terminal: Terminal,
 ) -> None:
     name = terminal.write(BROKEN)
@@ -333,23 +333,25 @@ def test_what_ran_is_reported_everywhere_and_the_code_is_a_suggestion(
     text = (terminal.folder / "out.json").read_text(encoding="utf-8")
     (finding,) = json.loads(text)["findings"]
     fix = finding["fix"]
-    sentence = "with the gradient of the loss multiplied by 2 the runs are equal"
+    sentence = "with fixed.py in place of the file the runs at W=2 and 4 are equal"
     assert fix["intervention"] == sentence
-    assert (fix["proof"], fix["verified"], fix["file"]) == ("intervention", True, None)
+    assert (fix["proof"], fix["verified"], fix["file"]) == ("file", True, "fixed.py")
     assert (
-        "multiply the summed loss by the world size; suggested\n"
-        "         code, not run:\n"
-        "           world = dist.get_world_size() if dist.is_initialized() else 1\n"
+        "multiply the summed loss by the world size; from\n"
+        "         fixed.py, which ran:\n"
+        "           def loss(output, target):\n"
     ) in ended.stdout
-    assert f"  proof  confirmed: {sentence.removesuffix(' are equal')}" in ended.stdout
+    assert "  proof  verified: with fixed.py in place of the file" in ended.stdout
+    assert "; fixed.py and reproduce.py next to\n" in ended.stdout
+    file = terminal.folder / "reports" / "mymodel" / "fixed.py"
+    assert fix["code"] in file.read_text(encoding="utf-8")
+    assert terminal.run(str(file), *QUICK).exit_code == 0
     page = terminal.folder / "reports" / "mymodel" / "report.html"
     written = [terminal.folder / "out.xml", terminal.folder / "out.sarif", page]
     texts = [ended.stdout, *(path.read_text(encoding="utf-8") for path in written)]
     texts.append(terminal.run("--render", "out.json", "--format", "github").stdout)
     for each in texts[1:]:
-        assert f"confirmed: {sentence} (excess " in each
-    for each in texts:
-        assert "verified" not in each.lower()
+        assert f"verified: {sentence} (excess " in each
 
 
 def test_explain_and_render(terminal: Terminal) -> None:

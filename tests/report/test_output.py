@@ -37,8 +37,9 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_divergence_leaves_three_files(tmp_path: Path) -> None:
-    path = output.write_report(_divergent(), tmp_path / "a" / "mymodel")
+def test_divergence_leaves_four_files(tmp_path: Path) -> None:
+    report = dataclasses.replace(_divergent(), fixed=f"# {output.MARK}\n")
+    path = output.write_report(report, tmp_path / "a" / "mymodel")
     assert path == str(tmp_path / "a/mymodel/report.html")
     assert _names(tmp_path / "a/mymodel") == sorted(output.FILES)
 

@@ -718,13 +718,15 @@ def _not_compared(page: Page) -> list[Text]:
 
 
 def _more(page: Page, report_path: str) -> list[Text]:
-    """Returns the line that names the page of the cause and reproduce.py."""
+    """Returns the line that names the page of the cause and the files."""
     found = [f.slug for f in page.report.findings if f.accepted is None]
     slugs = list(dict.fromkeys(found))
     others = " (or another slug)" if len(slugs) > 1 else ""
     parts = [f"ddpcheck --explain {slug}{others}" for slug in slugs[:1]]
-    if report_path and page.report.reproduce:
-        parts.append("reproduce.py next to the report")
+    texts = {"fixed.py": page.report.fixed, "reproduce.py": page.report.reproduce}
+    written = [name for name, text in texts.items() if text and report_path]
+    if written:
+        parts.append(f"{' and '.join(written)} next to the report")
     return page.wrapped(f"more: {'; '.join(parts)}", most=2) if parts else []
 
 

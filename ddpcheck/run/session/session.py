@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,7 @@ class Session:
         self.pool, self.ref, self._budget = pool, ref, budget
         self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
         self._references: dict[RunSpec, ReferenceResult] = {}
+        self._files = 0  # that were written, see run_file
         self.on_run = on_run
         self.progress = Silent()
         self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
@@ -277,6 +279,36 @@ class Session:
             quiet_looks=self.quiet_looks,
             is_bounded=self.is_bounded,
         )
+
+    def run_file(self, text: str, specs: Sequence[RunSpec]) -> list[RunOutcome]:
+        """Returns the outcomes of another target, compared with this one's reference.
+
+        [] where its file would not reach all ranks: with those of a launcher.
+
+        Args:
+            text: of the file, which is removed again.
+            specs: the runs.
+
+        Raises:
+            UsageError, CannotCheckError: it is no target, or its runs break off.
+        """
+        if self.pool.is_given:
+            return []
+        for spec in specs:
+            self.reference(spec)
+        self._files += 1
+        path = self.pool.folder / f"file{self._files}" / "fixed.py"
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
+        other = Session(self.pool, TargetRef(path=str(path)), budget=self._budget)
+        other._references = self._references
+        other.timeout_s, other.quiet_looks = self.timeout_s, self.quiet_looks
+        other.room, other.deadline = self.room, self.deadline
+        other.is_bounded = self.is_bounded
+        try:
+            return other.run(specs)
+        finally:
+            shutil.rmtree(path.parent, ignore_errors=True)
 
     def begin(self, job: Job, world_size: int) -> Asked:
         """Starts a job that is no run: a probe, a question about the target."""

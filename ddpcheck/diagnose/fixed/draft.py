@@ -1,0 +1,212 @@
+"""The text of fixed.py: what it overrides of the user's file, in plain torch.
+
+A `Draft` holds the changes; a kind of fix adds its own (kinds.py). The file loads the
+user's file by its path, has all its names, and defines again only what changes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpcheck.target import importing
+from ddpcheck.target.target import TargetRef
+
+NAME = "fixed.py"
+_WIDTH = 88
+
+_HEAD = '''\
+"""{file} with the fix of {slugs}.
+
+Written by ddpcheck, and checked as it is: it trains as the single process does.
+"""
+'''
+_LOAD = """\
+spec = importlib.util.spec_from_file_location("original", {path!r})
+original = sys.modules["original"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(original)"""
+_OF_PACKAGE = "original = importlib.import_module({module!r})"
+_NAMES = """\
+# All names of the file, but for those that are defined here.
+globals().update({n: v for n, v in vars(original).items() if n not in globals()})
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """The changes of one fixed.py, each as code.
+
+    `before_loss`: statements on `output` and `target`. `loss`: what calls the user's
+    loss, where that is more than a call. `after_loss`: statements on its `value`.
+    `before_wrap`: statements on the `model` that the user's wrap gets. `options`: DDP
+    is built again on what the user's wrap made, with these arguments; None: it is left
+    as it is. `after_wrap`: statements on the `wrapped` model. `optimizer`: statements
+    on the `made` optimizer. `parts`: functions and classes that these use.
+    """
+
+    imports: set[str] = field(default_factory=set)
+    parts: dict[str, str] = field(default_factory=dict)
+    before_loss: str = ""
+    loss: str = ""
+    after_loss: str = ""
+    before_wrap: str = ""
+    options: dict[str, str] | None = None
+    after_wrap: str = ""
+    optimizer: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        statements = self.before_loss, self.after_loss, self.before_wrap
+        of_objects = self.after_wrap, self.optimizer, self.loss
+        return not any((*statements, *of_objects)) and self.options is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the file has to know of the target: `idle` parameters may lack gradients."""
+
+    has_wrap: bool
+    has_train_step: bool
+    idle: bool
+    source: str = ""  # of the user's file
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The whole file, and the part of it that is shown: what it defines."""
+
+    text: str
+    code: str
+
+
+def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Written:
+    """Returns the text of fixed.py for a target that is a file."""
+    assert ref.path is not None
+    path = Path(ref.path).resolve()
+    folder, module = importing.place(path)
+    names = dict(ref.names)
+    code = "\n\n\n".join(_parts(draft, facts, names))
+    load = _LOAD.format(path=str(path))
+    if "." in module:
+        load = _OF_PACKAGE.format(module=module)
+    imports = {"import importlib.util", "import sys", *draft.imports}
+    if "dist." in code:
+        imports.add("import torch.distributed as dist")
+    if "torch." in code:
+        imports.add("import torch")
+    if "DistributedDataParallel" in code:
+        imports.add("from torch.nn.parallel import DistributedDataParallel")
+    renamed = "".join(
+        f"{name} = original.{own}\n"
+        for name, own in sorted(names.items())
+        if name != own and f"\ndef {name}(" not in f"\n{code}"
+    )
+    text = (
+        _title(path.name, slugs)
+        + _block(imports)
+        + f"\nsys.path.insert(0, {folder!r})\n{load}\n{_NAMES}{renamed}\n\n{code}\n"
+    )
+    return Written(text=text, code=code)
+
+
+def _title(file: str, slugs: list[str]) -> str:
+    shown = file.encode("unicode_escape").decode().replace('"', "'")
+    made = _HEAD.format(file=shown, slugs=", ".join(dict.fromkeys(slugs)))
+    first, _, rest = made.partition("\n")
+    return "\n".join(textwrap.wrap(first, _WIDTH)) + "\n" + rest
+
+
+def _block(imports: set[str]) -> str:
+    """Returns the import lines, those of Python first."""
+    torchs = {line for line in imports if line.split()[1].startswith("torch")}
+    groups = [sorted(imports - torchs, key=_order), sorted(torchs, key=_order)]
+    return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
+
+
+def _order(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line
+
+
+def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
+    found = []  # what changes comes before what that uses
+    if draft.before_loss or draft.loss or draft.after_loss:
+        found.append(_loss(draft, names.get("loss", "loss")))
+    if draft.before_wrap or draft.after_wrap or draft.options is not None:
+        found.append(_wrap(draft, facts, names.get("wrap", "wrap")))
+    if draft.optimizer:
+        found.append(_optimizer(draft, names.get("optimizer", "optimizer")))
+    return found + [text.strip("\n") for text in draft.parts.values()]
+
+
+def _loss(draft: Draft, name: str) -> str:
+    usual = f"original.{name}(output, target)"
+    calls = draft.loss.format(loss=f"original.{name}") or f"value = {usual}"
+    return "\n".join(
+        [
+            "def loss(output, target):",
+            "    if not dist.is_initialized():  # the single process",
+            f"        return {usual}",
+            *_indented(draft.before_loss),
+            *_indented(calls),
+            *_indented(draft.after_loss),
+            "    return value",
+        ]
+    )
+
+
+_BARE = '''\
+def bare(module):
+    """Takes every DDP off that the file's own wrap() put on."""
+    for name, child in list(module.named_children()):
+        setattr(module, name, bare(child))
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+'''
+
+
+def _wrap(draft: Draft, facts: Facts, name: str) -> str:
+    own = f"original.{name}(model)" if facts.has_wrap else ""
+    options = dict(draft.options or {})
+    if facts.idle:
+        options.setdefault("find_unused_parameters", "True")
+    given = "".join(f", {key}={value}" for key, value in options.items())
+    made, before = f"DistributedDataParallel(model{given})", ""
+    lines = ["def wrap(model):", *_indented(draft.before_wrap)]
+    if own and draft.options is None:
+        made = own
+    elif own:
+        before = _BARE
+        lines.append(f"    model = bare({own})")
+    if draft.after_wrap:
+        return before + "\n".join(
+            [
+                *lines,
+                f"    wrapped = {made}",
+                *_indented(draft.after_wrap),
+                "    return wrapped",
+            ]
+        )
+    return before + "\n".join([*lines, f"    return {made}"])
+
+
+_USUAL = "getattr(original, {name!r}, lambda p: torch.optim.SGD(p, lr=0.1))"
+
+
+def _optimizer(draft: Draft, name: str) -> str:
+    return "\n".join(
+        [
+            "def optimizer(params):",
+            f"    made = {_USUAL.format(name=name)}(params)",
+            *_indented(draft.optimizer),
+            "    return made",
+        ]
+    )
+
+
+def _indented(code: str) -> list[str]:
+    return textwrap.indent(code.strip("\n"), "    ").splitlines()

@@ -1,0 +1,140 @@
+"""fixed.py trains on ranks as the single process does, or there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.checking import checking
+from ddpcheck.ranks.pool import Pool
+from ddpcheck.report import output
+from ddpcheck.report.data import Report
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
+from tests.diagnose.fixed import judge
+from tests.diagnose.head import HEAD, STEP
+
+pytestmark = pytest.mark.usefixtures("no_script")
+ROUNDING = 1e-12
+SUM = """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+"""
+OWN_STEP = f"""
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+{STEP}
+    fit = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    fit.backward()
+    optimizer.step()
+"""
+OWN_WRAP = """
+def wrap(model):
+    return DDP(model, bucket_cap_mb=1)
+"""
+COUNTED = """
+batch = torch.randn(8, 4), torch.tensor([0, -100, -100, 2, 1, -100, 0, 1])
+model = nn.Linear(4, 3)
+"""
+COUPLED = """
+import dataclasses
+@dataclasses.dataclass
+class Made:
+    pair: tuple
+    extra: dict
+class Net(nn.Linear):
+    def forward(self, x):
+        made = super().forward(x)
+        return Made(pair=(made, made.sum(1)), extra={"half": [made / 2]})
+batch = torch.randn(9, 4), {"label": torch.arange(9) % 3}
+model = Net(4, 3)
+def loss(output, target):
+    first, second = output.pair
+    near = (first @ output.extra["half"][0].T).logsumexp(1).mean()
+    return near + nn.functional.cross_entropy(first, target["label"]) + second.std()
+"""
+CASES = {
+    "sum": SUM,
+    "sum-in-own-step": OWN_STEP,
+    "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
+    "count": COUNTED,
+    "coupled": COUPLED,
+}
+
+
+def checked(
+    pool: Pool, path: Path, *, fix: bool = True, sizes: tuple[int, ...] = (2,)
+) -> Report:
+    """Returns the report of a file."""
+    options = Options(world_sizes=sizes, modes=("ddp",), fix=fix)
+    return checking.check(pool, TargetRef(path=str(path)), options)
+
+
+def differences(path: Path) -> list[float]:
+    """Returns what a script in plain torch finds of a file at two and four ranks."""
+    command = [sys.executable, judge.__file__, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return list(map(float, done.stdout.split()))
+
+
+def written(folder: Path, source: str) -> Path:
+    """Returns the path of a target whose folder has a space in its name."""
+    path = folder / "my targets" / "target.py"
+    path.parent.mkdir()
+    path.write_text(HEAD + source, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("source", CASES.values(), ids=CASES)
+def test_fixed_file_trains_as_the_single_process(
+    source: str, pool: Pool, tmp_path: Path
+) -> None:
+    path = written(tmp_path, source)
+    report = checked(pool, path)
+    proofs = {f.fix.proof for f in report.findings if f.fix and f.fix.verified}
+    assert (report.verdict, proofs) == ("divergent", {"file"})
+    fixed = tmp_path / "fixed.py"
+    fixed.write_text(report.fixed, encoding="utf-8")
+    again = checked(pool, fixed, sizes=(2, 4))
+    assert (again.verdict, again.findings) == ("equivalent", ())
+    assert "ddpcheck" not in report.fixed.partition("import")[2]
+    assert max(differences(fixed)) < ROUNDING
+
+
+def test_judge_sees_the_fault_that_the_file_mends(tmp_path: Path) -> None:
+    assert min(differences(written(tmp_path, SUM))) > ROUNDING
+
+
+def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = "* 3.0", "A wrong factor."
+    monkeypatch.setattr("ddpcheck.diagnose.fixed.kinds._factor", lambda *_: wrong)
+    report = checked(pool, written(tmp_path, OWN_STEP))
+    (finding,) = report.findings
+    assert finding.fix is not None
+    assert (finding.fix.proof, finding.fix.file) == ("intervention", None)
+    assert report.fixed == ""
+    assert output.write_report(report, tmp_path / "report")
+    assert not (tmp_path / "report" / "fixed.py").exists()
+
+
+def test_no_file_is_written_without_fixes(pool: Pool, tmp_path: Path) -> None:
+    assert checked(pool, written(tmp_path, SUM), fix=False).fixed == ""
+
+
+def test_file_of_the_user_stays(
+    pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = checked(pool, written(tmp_path, SUM))
+    own = tmp_path / "fixed.py"
+    own.write_text("# mine\n", encoding="utf-8")
+    output.write_report(report, tmp_path)
+    assert own.read_text(encoding="utf-8") == "# mine\n"
+    assert f"{own} is not ddpcheck's, so it stays" in capsys.readouterr().err
+    own.unlink()
+    output.write_report(report, tmp_path)
+    assert own.read_text(encoding="utf-8") == report.fixed
