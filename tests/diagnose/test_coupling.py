@@ -150,6 +150,57 @@ def test_couplings_that_average_out_over_many_outputs_are_no_count() -> None:
     assert measured(2e-8).count(1e-6)
 
 
+def _contrast(output: Tensor, columns: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output @ columns.T, torch.arange(len(output)))
+
+
+def _of_largest(output: Tensor, target: Tensor) -> Tensor:
+    classes = target.argmax(1)
+    weight = 1 / (1 + classes.bincount(minlength=3))
+    return nn.functional.cross_entropy(output, classes, weight.to(output.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("loss", "is_coupled"),
+    [
+        (lambda o, t: _contrast(o, nn.functional.normalize(t, dim=1)), True),
+        (lambda o, t: _contrast(o, nn.functional.layer_norm(t, (3,))), True),
+        (lambda o, t: (o * nn.functional.normalize(t, dim=1)).sum(), False),
+        (lambda o, t: (o.square() * t.abs()).sum() / t.abs().sum(), False),
+        (lambda o, t: (o * t.abs()).sum() / t.abs().sum() + o.square().sum(), False),
+        (lambda o, t: (o.square() * (t > 0)).sum() / (t > 0).sum(), False),
+        (_of_largest, False),
+    ],
+    ids=[
+        "norm",
+        "layer norm",
+        "own norm",
+        "weights",
+        "beside",
+        "count",
+        "class weights",
+    ],
+)
+def test_targets_of_others_couple_through_their_direction_alone(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    is_coupled: bool,  # noqa: FBT001
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    outputs = torch.randn(12, 3, generator=generator).to(dtype)
+    targets = torch.randn(12, 3, generator=generator).to(dtype)
+
+    def run(perturb: coupling.Perturb, batch: Tensor) -> coupling.Grads:
+        leaf = perturb("out", outputs).detach().requires_grad_()
+        loss(leaf, batch).backward()
+        return {(0, "out"): leaf.grad}
+
+    grads = run(lambda _, value: value, targets)
+    found = coupling.measure(run, grads, lambda *_: (0, 1), targets, 2)
+    assert (found.targets["out"] > 1e-5) == is_coupled
+
+
 TARGETS = torch.tensor([0, 2, 1, 1, 0, 2, 2, 2, 0, 1, 0, 0])
 SEED = 7
 

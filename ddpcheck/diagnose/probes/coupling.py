@@ -38,6 +38,7 @@ _NUDGE = 0.05  # times the standard deviation of an output
 _LITTLE = 1e-4  # times a nudge
 _NOTHING = 1e-9  # times the largest change
 _FAR = 1e4  # times a target
+_UNEVEN = 0.01  # times a target, at most: few cross a threshold or another target
 # A coupling grows without bound if targets times `_FAR` change the gradient by so many
 # times what targets times 1.5 change, or what the gradient is.
 _GROWS = 100
@@ -207,7 +208,10 @@ class _Trial:
         if not self._has_rows_for_all(size):
             return apart
         # Rows that change places leave all counts of classes and of masks as they are.
-        return _larger(apart, self._not_scaled(moved(self.part.in_turn)))
+        found = _larger(apart, self._not_scaled(moved(self.part.in_turn)))
+        # Normalising a row undoes a shift and a scale; a sum over rows has no order.
+        first, second = (reals(_UnevenGrowth(seed)) for seed in (0, 1))
+        return _larger(found, _apart(first, second, tops))
 
     def _has_rows_for_all(self, size: int) -> bool:
         """Returns whether outputs have all samples: the step does not select some."""
@@ -324,6 +328,23 @@ def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Ten
     if not leaf.is_floating_point():
         return leaf
     return torch.where(part.along(leaf, 0), change(leaf), leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnevenGrowth:
+    """Makes each real number larger by a share of its own.
+
+    Whole numbers stay, which may be classes or masks, and so does every sign. The
+    shares are of one sign: a sum of weights grows too.
+    """
+
+    seed: int
+
+    def __call__(self, leaf: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        shares = torch.rand(leaf.shape, generator=generator, dtype=torch.float64)
+        grown = (leaf.double() * (1 + _UNEVEN * shares)).to(leaf.dtype)
+        return torch.where(leaf == leaf.round(), leaf, grown)
 
 
 def _grown(
