@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.diagnose import registry
+from ddpcheck.diagnose.search import causes
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Finding, Start
 from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
+
+
+@pytest.fixture
+def without_their_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule for process groups and for state: what evidence of them says is left."""
+    named = {"ddp/process-group", "state/optimizer-state"}
+    rules = tuple(rule for rule in registry.RULES if rule.SLUG not in named)
+    monkeypatch.setattr(causes, "RULES", rules)
+
 
 ASKS_FOR_ITS_RANK = """
 class Shifted(nn.Module):
@@ -53,6 +64,7 @@ def optimizer(params):
 """
 
 
+@pytest.mark.usefixtures("without_their_rules")
 @pytest.mark.parametrize(
     ("source", "link", "definition"),
     [
@@ -142,6 +154,7 @@ SOUND_LOSS = (
 )
 
 
+@pytest.mark.usefixtures("without_their_rules")
 def test_state_before_the_first_update_is_where_it_starts(
     pool: Pool, tmp_path: Path
 ) -> None:
@@ -178,6 +191,7 @@ def optimizer(params):
 """
 
 
+@pytest.mark.usefixtures("without_their_rules")
 def test_state_of_another_value_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
     (finding,) = checked(pool, tmp_path, HEAD + RESTORED_ON_ONE).findings
     assert finding.start is not None
@@ -201,6 +215,7 @@ def optimizer(params):
     assert not any("SGD" in fact for fact in finding.facts)
 
 
+@pytest.mark.usefixtures("without_their_rules")
 def test_group_of_a_wrapper_is_where_it_starts(pool: Pool, tmp_path: Path) -> None:
     (finding,) = checked(pool, tmp_path, HEAD + GROUPS_OF_ONE).findings
     assert finding.start == Start(
