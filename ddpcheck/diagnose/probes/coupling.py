@@ -211,7 +211,7 @@ class _Trial:
         found = _larger(apart, self._not_scaled(moved(self.part.in_turn)))
         # Normalising a row undoes a shift and a scale; a sum over rows has no order.
         first, second = (reals(_UnevenGrowth(seed)) for seed in (0, 1))
-        return _larger(found, _apart(first, second, tops))
+        return _larger(found, _orthogonal(first, second, tops))
 
     def _has_rows_for_all(self, size: int) -> bool:
         """Returns whether outputs have all samples: the step does not select some."""
