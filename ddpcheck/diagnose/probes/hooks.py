@@ -80,7 +80,8 @@ class Hooks:
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
             self.open.append(f"{name}#{call}")
-            if before_hooks and _differ(before_hooks, tree.held((args, kwargs))):
+            now = tree.held((args, kwargs)) if before_hooks else []
+            if before_hooks and list(map(id, before_hooks)) != list(map(id, now)):
                 self.remade.add(self.open[-1])
             return before(name, call, module, args, kwargs) if before else None
 
@@ -104,11 +105,6 @@ class Hooks:
         """Removes all hooks."""
         for handle in self.handles:
             handle.remove()
-
-
-def _differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
-    """Returns whether these are not the same objects."""
-    return [id(t) for t in tensors] != [id(t) for t in others]
 
 
 def hooked(model: nn.Module) -> dict[str, nn.Module]:
