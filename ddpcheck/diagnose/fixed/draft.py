@@ -42,8 +42,9 @@ class Draft:
     loss, where that is more than a call. `after_loss`: statements on its `value`.
     `before_wrap`: statements on the `model` that the user's wrap gets. `options`: DDP
     is built again on what the user's wrap made, with these arguments; None: it is left
-    as it is. `after_wrap`: statements on the `wrapped` model. `optimizer`: statements
-    on the `made` optimizer. `parts`: functions and classes that these use.
+    as it is. `before_ddp`: statements before that. `after_wrap`: statements on the
+    `wrapped` model. `optimizer`: statements on the `made` optimizer. `parts`: functions
+    and classes that these use.
     """
 
     imports: set[str] = field(default_factory=set)
@@ -52,6 +53,7 @@ class Draft:
     loss: str = ""
     after_loss: str = ""
     before_wrap: str = ""
+    before_ddp: str = ""
     options: dict[str, str] | None = None
     after_wrap: str = ""
     optimizer: str = ""
@@ -182,6 +184,7 @@ def _wrap(draft: Draft, facts: Facts, name: str) -> str:
     elif own:
         before = _BARE
         lines.append(f"    model = bare({own})")
+    lines += _indented(draft.before_ddp)
     if draft.after_wrap:
         return before + "\n".join(
             [

@@ -13,18 +13,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.run.intervention import (
+    AverageGradients,
     CountLoss,
     GlobalLoss,
+    GlobalModule,
     Intervention,
     Scale,
     ScaleGradients,
     ScaleLoss,
+    Substitute,
     Switch,
+    SyncBatchNorm,
 )
 from ddpcheck.run.spec import SAMPLES
 
 _CLOSE = 0.01  # of powers
 _MOST_POWER = 2
+
+
+# Of DDP built again; {}: with its defaults, on the model as it is then.
+_OPTIONS: dict[Switch, dict[str, str]] = {
+    Switch.FIND_UNUSED: {"find_unused_parameters": "True"},
+    Switch.REWRAP: {},
+    Switch.STATIC_GRAPH_OFF: {},
+    Switch.STATIC_GRAPH_ON: {"static_graph": "True"},
+    Switch.BUFFER_BROADCAST_OFF: {"broadcast_buffers": "False"},
+    Switch.BUFFER_BROADCAST_ON: {"broadcast_buffers": "True"},
+    Switch.BUCKET_VIEW_OFF: {},
+    Switch.NO_COMM_HOOKS: {},
+}
+
+
+# Whatever leaves gradients local, or reduces them too early: see average_at_step.
+_AVERAGES = (
+    Switch.ALWAYS_SYNC,
+    Switch.AVERAGED_AT_UPDATE,
+    Switch.AVERAGED_AUTOGRAD_GRAD,
+    Switch.FILLED_GRADIENTS,
+)
 
 
 def drafts(
@@ -36,6 +62,14 @@ def drafts(
     """
     fixes = list(dict.fromkeys(fix for p in proposals for fix in p.fixes))
     by_hand = any(p.by_hand for p in proposals)
+    if by_hand and facts.has_wrap:
+        made = _all_of([Switch.REWRAP, *fixes], facts, world_size)
+        if made is not None:
+            yield made
+    if by_hand:
+        made = _all_of([Switch.AVERAGED_AT_UPDATE, *fixes], facts, world_size)
+        if made is not None:
+            yield made
     if fixes and not by_hand and not any(p.noise for p in proposals):
         made = _all_of(fixes, facts, world_size)
         if made is not None:
@@ -49,9 +83,12 @@ def drafts(
 
 
 def _all_of(
-    fixes: Iterable[Intervention], facts: Facts, world_size: int
+    fixes: Iterable[Intervention],
+    facts: Facts,
+    world_size: int,
+    draft: Draft | None = None,
 ) -> Draft | None:
-    draft = Draft()
+    draft = draft or Draft()
     fixes = list(fixes)
     for fix in fixes:
         if not _add(fix, fixes, draft, facts, world_size):
@@ -69,11 +106,24 @@ def _add(
     """Adds one intervention; returns whether a file can make it."""
     if isinstance(fix, ScaleLoss | ScaleGradients):
         scale(draft, facts, fix, world_size)
-        return True
-    if isinstance(fix, CountLoss) and not facts.has_train_step:
+    elif isinstance(fix, SyncBatchNorm):
+        synchronise_norms(draft, facts, fix.names)
+    elif isinstance(fix, GlobalModule):
+        gather_for_module(draft, facts, fix)
+    else:
+        return _add_to_wrapper(fix, draft) or _add_to_loss(fix, fixes, draft, facts)
+    return True
+
+
+def _add_to_loss(
+    fix: Intervention, fixes: list[Intervention], draft: Draft, facts: Facts
+) -> bool:
+    if facts.has_train_step:
+        return False
+    if isinstance(fix, CountLoss):
         return weigh_by_count(draft, fix.countable)
-    if isinstance(fix, GlobalLoss) and not facts.has_train_step:
-        hides = Switch.LOSS_WITHOUT_RANKS in fixes
+    hides = Switch.LOSS_WITHOUT_RANKS in fixes
+    if isinstance(fix, GlobalLoss):
         is_usual = fix.modules in ((), ("",)) and not fix.outputs
         if not is_usual or (hides and not _asks_group(facts)):
             return False
@@ -82,6 +132,20 @@ def _add(
     return fix is Switch.LOSS_WITHOUT_RANKS and any(
         isinstance(other, GlobalLoss) for other in fixes
     )
+
+
+def _add_to_wrapper(fix: Intervention, draft: Draft) -> bool:
+    if isinstance(fix, Switch) and fix in _OPTIONS:
+        draft.options = (draft.options or {}) | _OPTIONS[fix]
+    elif isinstance(fix, Substitute) and fix.boundary == "start":
+        keep_start(draft)
+    elif fix is Switch.REWRAP_TRAINABLE:
+        wrap_trainable(draft)
+    elif fix in _AVERAGES or isinstance(fix, AverageGradients):
+        average_at_step(draft)
+    else:
+        return False
+    return True
 
 
 def _asks_group(facts: Facts) -> bool:
@@ -259,3 +323,158 @@ def gather(draft: Draft, *, is_alone: bool) -> None:
     if is_alone:
         draft.imports.add("from unittest import mock")
         draft.loss = _ALONE
+
+
+_SYNCED = '''\
+def synced(norm, x):
+    """Normalises with the mean and the variance of all ranks, weighted by counts."""
+    if not (norm.training and dist.is_initialized()):
+        return type(norm).forward(norm, x)
+    dims = [d for d in range(x.dim()) if d != 1]  # all but the channels
+    shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+    count = x.new_tensor([x.numel() // x.shape[1]])
+    total = Sum.apply(torch.cat([x.sum(dims), count]))
+    n, mean = total[-1].detach(), total[:-1] / total[-1].detach()
+    centred = x - mean.view(shape)
+    var = Sum.apply(centred.square().sum(dims)) / n
+    with torch.no_grad():
+        if norm.track_running_stats:
+            norm.num_batches_tracked += 1
+            part = norm.momentum or 1 / float(norm.num_batches_tracked)
+            norm.running_mean.lerp_(mean, part)
+            norm.running_var.lerp_(var * n / (n - 1), part)  # unbiased, as in torch
+    x = centred * (var + norm.eps).rsqrt().view(shape)
+    return x * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else x
+'''
+_SUM = '''\
+class Sum(torch.autograd.Function):
+    """The sum over ranks; backward sums the gradients that the ranks have for it."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Sum.forward(ctx, gradient)
+'''
+_SYNC = """\
+for {each}:
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)){chosen}:
+        module.forward = functools.partial(synced, module)
+"""
+_CONVERT = "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+
+
+def synchronise_norms(draft: Draft, facts: Facts, names: Sequence[str]) -> None:
+    """Synchronises batch norms: torch's SyncBatchNorm runs on GPUs alone."""
+    if facts.on_gpu and not names:
+        draft.before_wrap += _CONVERT
+        return
+    draft.imports |= {"import functools", "from torch import nn"}
+    draft.parts |= {"synced": _SYNCED, "Sum": _SUM}
+    each = (
+        "name, module in model.named_modules()"
+        if names
+        else "module in model.modules()"
+    )
+    chosen = f" and name in {_set(names)}" if names else ""
+    draft.before_wrap += _SYNC.format(each=each, chosen=chosen)
+
+
+_OF_ALL_RANKS = '''\
+def of_all_ranks(module):
+    """Gives the module the rows of all ranks; it returns those of this rank."""
+    forward = module.forward
+
+    def whole(*args, **kwargs):
+        if not (module.training and dist.is_initialized()):
+            return forward(*args, **kwargs)
+        counts = []
+        args, kwargs = gathered(args, counts), gathered(kwargs, counts)
+{compute}
+
+        def own(tensor):
+            is_split = tensor.dim() and len(tensor) == sum(counts)
+            return tensor.split(counts)[dist.get_rank()] if is_split else tensor
+
+        return each(own, made)
+
+    module.forward = whole
+'''
+_MADE = "        made = forward(*args, **kwargs)"
+_MADE_ALONE = """\
+        # It has all rows, so its own collectives must not run: it sees no group.
+        with mock.patch.object(dist, "is_initialized", return_value=False):
+            made = forward(*args, **kwargs)"""
+
+
+def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
+    """Gives a module the rows of all ranks, with gradient."""
+    draft.imports.add("import dataclasses")
+    name, compute = fix.name, _MADE
+    if fix.hides and _asks_group(facts):
+        draft.imports.add("from unittest import mock")
+        compute = _MADE_ALONE
+    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute)
+    draft.parts |= {"Gather": GATHER, "each": EACH, "gathered": GATHERED}
+    module = f"model.get_submodule({name!r})" if name else "model"
+    draft.before_wrap += f"of_all_ranks({module})\n"
+
+
+def keep_start(draft: Draft) -> None:
+    """Wraps the model with the weights and buffers that model() made."""
+    draft.imports.add("import copy")
+    draft.before_wrap += "start = copy.deepcopy(model.state_dict())\n"
+    draft.before_ddp += (
+        "# On every rank those of model(), as the single process begins with.\n"
+        "model.load_state_dict(start)\n"
+    )
+    draft.options = draft.options or {}
+
+
+def wrap_trainable(draft: Draft) -> None:
+    """Builds DDP while all parameters require gradients: it skips others for good."""
+    draft.before_ddp += (
+        "trained = {p: p.requires_grad for p in model.parameters()}\n"
+        "model.requires_grad_(True)  # DDP leaves others out for good\n"
+    )
+    draft.after_wrap += (
+        "for parameter, is_trained in trained.items():\n"
+        "    parameter.requires_grad_(is_trained)\n"
+    )
+    draft.options = draft.options or {}
+
+
+_AVERAGED = '''\
+def averaged(optimizer, step):
+    """Averages gradients over ranks before each step: DDP reduces none of them."""
+
+    def run(*args, **kwargs):
+        groups = optimizer.param_groups if dist.is_initialized() else []
+        for p in (p for group in groups for p in group["params"]):
+            has = torch.tensor(float(p.grad is not None), device=p.device)
+            dist.all_reduce(has)  # on any rank
+            if has:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+        return step(*args, **kwargs)
+
+    return run
+'''
+
+
+def average_at_step(draft: Draft) -> None:
+    """Averages gradients over ranks once, right before the optimizer's step."""
+    if "averaged" in draft.parts:
+        return
+    draft.options = draft.options or {}
+    draft.parts["averaged"] = _AVERAGED
+    draft.optimizer += "made.step = averaged(made, made.step)\n"
+    draft.after_wrap += (
+        "# As within no_sync(): gradients are averaged before the step instead.\n"
+        "wrapped.require_backward_grad_sync = False\n"
+    )

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -280,10 +280,11 @@ class Session:
             is_bounded=self.is_bounded,
         )
 
-    def run_file(self, text: str, specs: Sequence[RunSpec]) -> list[RunOutcome]:
-        """Returns the outcomes of another target, compared with this one's reference.
+    def run_file(self, text: str, specs: Sequence[RunSpec]) -> Iterator[RunOutcome]:
+        """Yields the outcomes of another target, compared with this one's reference.
 
-        [] where its file would not reach all ranks: with those of a launcher.
+        One run at a time: the caller need not wait for all. None where its file would
+        not reach all ranks: with those of a launcher.
 
         Args:
             text: of the file, which is removed again.
@@ -293,7 +294,7 @@ class Session:
             UsageError, CannotCheckError: it is no target, or its runs break off.
         """
         if self.pool.is_given:
-            return []
+            return
         for spec in specs:
             self.reference(spec)
         self._files += 1
@@ -306,7 +307,8 @@ class Session:
         other.room, other.deadline = self.room, self.deadline
         other.is_bounded = self.is_bounded
         try:
-            return other.run(specs)
+            for spec in specs:
+                yield other.run([spec])[0]
         finally:
             shutil.rmtree(path.parent, ignore_errors=True)
 

@@ -12,6 +12,7 @@ from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import output
 from ddpcheck.report.data import Report
+from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.diagnose.fixed import judge
@@ -56,7 +57,13 @@ def loss(output, target):
     near = (first @ output.extra["half"][0].T).logsumexp(1).mean()
     return near + nn.functional.cross_entropy(first, target["label"]) + second.std()
 """
+NORM = """
+batch = torch.randn(9, 4, 5), torch.arange(9) % 3
+model = nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(20, 3))
+model.append(nn.BatchNorm1d(3, momentum=None, affine=False))
+"""
 CASES = {
+    "norm": NORM,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,
     "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
@@ -83,15 +90,46 @@ def differences(path: Path) -> list[float]:
 def written(folder: Path, source: str) -> Path:
     """Returns the path of a target whose folder has a space in its name."""
     path = folder / "my targets" / "target.py"
-    path.parent.mkdir()
-    path.write_text(HEAD + source, encoding="utf-8")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source, encoding="utf-8")
     return path
+
+
+# Of each kind of fix some pages, whose examples it mends.
+PAGES = (
+    "collective/backward-double-count",
+    "collective/no-autograd",
+    "ddp/forward-bypassed",
+    "ddp/frozen-after-wrap",
+    "ddp/param-replaced-after-wrap",
+    "ddp/process-group",
+    "ddp/rank-local-weights",
+    "ddp/unfrozen-after-wrap",
+    "forward/batch-coupled",
+    "graph/static-graph-violated",
+    "loss/missing-world-scale",
+    "loss/router-aux",
+    "norm/running-stats-rank0",
+    "sync/no-sync-off-by-one",
+)
 
 
 @pytest.mark.parametrize("source", CASES.values(), ids=CASES)
 def test_fixed_file_trains_as_the_single_process(
     source: str, pool: Pool, tmp_path: Path
 ) -> None:
+    _trains_equally(pool, tmp_path, HEAD + source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", PAGES)
+def test_fixed_file_of_a_page_trains_as_the_single_process(
+    slug: str, pool: Pool, tmp_path: Path
+) -> None:
+    _trains_equally(pool, tmp_path, pages.targets(slug)[0])
+
+
+def _trains_equally(pool: Pool, tmp_path: Path, source: str) -> None:
     path = written(tmp_path, source)
     report = checked(pool, path)
     proofs = {f.fix.proof for f in report.findings if f.fix and f.fix.verified}
@@ -105,7 +143,7 @@ def test_fixed_file_trains_as_the_single_process(
 
 
 def test_judge_sees_the_fault_that_the_file_mends(tmp_path: Path) -> None:
-    assert min(differences(written(tmp_path, SUM))) > ROUNDING
+    assert min(differences(written(tmp_path, HEAD + SUM))) > ROUNDING
 
 
 def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
@@ -113,7 +151,7 @@ def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
 ) -> None:
     wrong = "* 3.0", "A wrong factor."
     monkeypatch.setattr("ddpcheck.diagnose.fixed.kinds._factor", lambda *_: wrong)
-    report = checked(pool, written(tmp_path, OWN_STEP))
+    report = checked(pool, written(tmp_path, HEAD + OWN_STEP))
     (finding,) = report.findings
     assert finding.fix is not None
     assert (finding.fix.proof, finding.fix.file) == ("intervention", None)
@@ -122,14 +160,23 @@ def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
     assert not (tmp_path / "report" / "fixed.py").exists()
 
 
+def test_file_that_is_no_target_leaves_the_pool_free(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpcheck.diagnose.fixed.draft._NAMES", "")  # no model
+    for _ in range(2):  # the next check has the ranks of this one
+        report = checked(pool, written(tmp_path, HEAD + SUM))
+        assert (report.verdict, report.fixed) == ("divergent", "")
+
+
 def test_no_file_is_written_without_fixes(pool: Pool, tmp_path: Path) -> None:
-    assert checked(pool, written(tmp_path, SUM), fix=False).fixed == ""
+    assert checked(pool, written(tmp_path, HEAD + SUM), fix=False).fixed == ""
 
 
 def test_file_of_the_user_stays(
     pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = checked(pool, written(tmp_path, SUM))
+    report = checked(pool, written(tmp_path, HEAD + SUM))
     own = tmp_path / "fixed.py"
     own.write_text("# mine\n", encoding="utf-8")
     output.write_report(report, tmp_path)
