@@ -387,7 +387,7 @@ SETTINGS = (
     Setting(
         name="report_dir",
         section="written",
-        help="on divergence: report.html, report.json, reproduce.py, fixed.py",
+        help="on divergence: report.html, reproduce.py, fixed.py",
         metavar="reports",
         expected="a folder",
         example="reports",
