@@ -449,7 +449,7 @@ def wrap_trainable(draft: Draft) -> None:
 
 
 _AVERAGED = '''\
-def averaged(optimizer, step):
+def averaging(optimizer, step):
     """Averages gradients over ranks before each step: DDP reduces none of them."""
 
     def run(*args, **kwargs):
@@ -469,11 +469,11 @@ def averaged(optimizer, step):
 
 def average_at_step(draft: Draft) -> None:
     """Averages gradients over ranks once, right before the optimizer's step."""
-    if "averaged" in draft.parts:
+    if "averaging" in draft.parts:
         return
     draft.options = draft.options or {}
-    draft.parts["averaged"] = _AVERAGED
-    draft.optimizer += "made.step = averaged(made, made.step)\n"
+    draft.parts["averaging"] = _AVERAGED
+    draft.optimizer += "made.step = averaging(made, made.step)\n"
     draft.after_wrap += (
         "# As within no_sync(): gradients are averaged before the step instead.\n"
         "wrapped.require_backward_grad_sync = False\n"
