@@ -102,8 +102,8 @@ TOLD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a rank's part, the parts differ in size, and DDP gives all of them the "
         "same weight",
         (
-            "in step 1 the ranks train on all 8 samples of the single-process run, "
-            "each on one rank: 2, 6",
+            "the ranks train on all samples of the single-process run, each on one "
+            "rank: 2, 6",
             "when each rank's loss is weighted by its share of the samples, the "
             "ranks train as the single-process run does",
         ),

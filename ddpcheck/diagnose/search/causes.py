@@ -217,6 +217,23 @@ def joined(cause: Cause, beside: Cause) -> Cause:
     return replace(cause, proposal=proposal, after=after, verified=verdict)
 
 
+def with_more_evidence(cause: Cause, dropped: list[Cause]) -> Cause:
+    """Returns the cause, or the one with more evidence that the same fix proves.
+
+    A fix that was too narrow (a count with the right shares in the first step, by
+    chance) falls back on a wider one, whose cause is less precise.
+    """
+    if not cause.proposal.last_resort:
+        return cause
+    for other in dropped:
+        wider = other.proposal.fallback
+        while wider is not None and wider.fixes != cause.proposal.fixes:
+            wider = wider.fallback
+        if wider is not None and not other.proposal.speculative:
+            return replace(cause, proposal=wider)
+    return cause
+
+
 def _shown(cause: Cause) -> list[str]:
     """Returns the modules that get the rows of all ranks by the cause's fix.
 

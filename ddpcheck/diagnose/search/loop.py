@@ -28,6 +28,7 @@ from ddpcheck.diagnose.search.causes import (
     proposed,
     second_causes,
     verified,
+    with_more_evidence,
 )
 from ddpcheck.diagnose.search.choosing import Round
 from ddpcheck.diagnose.search.probing import References, first_wrong_batch, probe
@@ -361,4 +362,5 @@ class Search:
             if cause not in told and covered(cause, told):
                 cause.verified = None  # no run separates it from the wider fix
         kept = [c for c in causes if c.verified is not False]
-        causes[:] = kept
+        dropped = [c for c in causes if c.verified is False]
+        causes[:] = [with_more_evidence(c, dropped) for c in kept]
