@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import gzip
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,12 @@ from ddpcheck.target.target import TargetRef
 _CLASS, _TUPLE, _SET, _DICT, _ENUM = "$", "$tuple", "$set", "$dict", "$enum"
 _MARKS = {_CLASS, _TUPLE, _SET, _DICT, _ENUM}
 _OF_THE_SESSION = ("ref", "trace")  # arguments of jobs: paths that differ each time
+# Folders of this machine in stacks, and what stands for them in a file.
+_FOLDERS = (
+    (sys.prefix, "/venv"),
+    (sys.base_prefix, "/python"),
+    (str(Path(__file__).parents[2]), "/checkout"),
+)
 _TIME = "seconds"  # the only answer that differs from one recording to the next
 _POOL_TIMEOUT_S = 60.0
 # Whose classes a recorded case holds; their names are unique.
@@ -85,6 +92,8 @@ def write(recorder: Recorder, path: Path) -> None:
     answers = sorted(recorder.answers.items())
     plain = {key: _to_plain(values) for key, values in answers}
     text = json.dumps(plain, separators=(",", ":"))
+    for folder, name in _FOLDERS:
+        text = text.replace(json.dumps(folder)[1:-1], name)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
