@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpcheck.diagnose.fixed import draft, kinds
+from ddpcheck.diagnose.fixed import draft
 from ddpcheck.diagnose.fixed.draft import Facts, Written
+from ddpcheck.diagnose.fixed.kinds import choose
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.report.data import Finding, Run, Tolerance
@@ -56,7 +57,7 @@ def make(
         return None
     facts = _facts(outcome, Path(path), on_gpu=session.pool.device != "cpu")
     spec = outcome.spec
-    found = kinds.drafts(proposals, facts, spec.world_size)
+    found = choose.drafts(proposals, facts, spec.world_size)
     for one in itertools.islice(found, _MOST_DRAFTS):
         slugs = [p.slug for p in proposals]
         written = draft.write(one, session.ref, facts, slugs)

@@ -1,6 +1,6 @@
 """The text of fixed.py: what it overrides of the user's file, in plain torch.
 
-A `Draft` holds the changes; a kind of fix adds its own (kinds.py). The file loads the
+A `Draft` holds the changes; a kind of fix adds its own (kinds/). The file loads the
 user's file by its path, has all its names, and defines again only what changes.
 """
 

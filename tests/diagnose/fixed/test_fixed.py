@@ -150,7 +150,9 @@ def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = "* 3.0", "A wrong factor."
-    monkeypatch.setattr("ddpcheck.diagnose.fixed.kinds._factor", lambda *_: wrong)
+    monkeypatch.setattr(
+        "ddpcheck.diagnose.fixed.kinds.scales._factor", lambda *_: wrong
+    )
     report = checked(pool, written(tmp_path, HEAD + OWN_STEP))
     (finding,) = report.findings
     assert finding.fix is not None

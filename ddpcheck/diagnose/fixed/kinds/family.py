@@ -1,0 +1,33 @@
+"""What a family of fixes gets: the fixes of a file, and what is known of the target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpcheck.diagnose.fixed.draft import Facts
+from ddpcheck.run.intervention import Intervention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The fixes of one file: all of them, as one may say how another is made."""
+
+    fixes: tuple[Intervention, ...]
+    facts: Facts
+    world_size: int
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the names as the code of a set."""
+    return "{" + ", ".join(map(repr, names)) + "}"
+
+
+def asks_group(facts: Facts) -> bool:
+    """Returns whether the file asks torch.distributed for a group by its full name.
+
+    A function that was imported by name would not notice that the group is hidden.
+    """
+    by_name = re.search(r"from\s+torch\.distributed\S*\s+import", facts.source)
+    return ".is_initialized()" in facts.source and not by_name

@@ -1,0 +1,81 @@
+"""Fixes that multiply the loss, or gradients, by a factor."""
+
+from __future__ import annotations
+
+import math
+
+from ddpcheck.diagnose.fixed.draft import Draft, Facts
+from ddpcheck.diagnose.fixed.kinds.family import Wanted, listed
+from ddpcheck.run.intervention import Intervention, Scale, ScaleGradients, ScaleLoss
+
+_CLOSE = 0.01  # of powers
+_MOST_POWER = 2
+
+
+def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
+    """Adds a factor."""
+    if not isinstance(fix, ScaleLoss | ScaleGradients):
+        return False
+    scale(draft, wanted.facts, fix, wanted.world_size)
+    return True
+
+
+def scale(
+    draft: Draft, facts: Facts, fix: ScaleLoss | ScaleGradients, world_size: int
+) -> None:
+    """Multiplies the loss by a factor, or the gradients where a step has its own."""
+    factor, why = _factor(fix, world_size)
+    if isinstance(fix, ScaleLoss) and not facts.has_train_step:
+        draft.after_loss += f"# {why}\nvalue = value {factor}\n"
+        return
+    draft.imports.add(
+        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks "
+        "import allreduce_hook"
+    )
+    names, state = fix.listed, "None"
+    changed = f"    bucket.buffer().mul_({_number(factor)})\n"
+    if names:
+        changed, state = _OF_CHOSEN.format(factor=_number(factor)), "chosen"
+        draft.before_wrap += (
+            f"names = {listed(names)}\n"
+            "chosen = {id(p) for n, p in model.named_parameters() if n in names}\n"
+        )
+    draft.parts["scaled"] = _SCALED.format(why=why, changed=changed)
+    draft.after_wrap += _HOOKED.format(state=state)
+
+
+_SCALED = """\
+def scaled(chosen, bucket):
+    # {why}
+{changed}    return allreduce_hook(None, bucket)  # the mean over ranks, as of DDP
+"""
+_OF_CHOSEN = """\
+    pairs = zip(bucket.parameters(), bucket.gradients())
+    for gradient in (g for p, g in pairs if id(p) in chosen):
+        gradient.mul_({factor})
+"""
+_HOOKED = """\
+for module in wrapped.modules():
+    if isinstance(module, DistributedDataParallel):
+        module.register_comm_hook({state}, scaled)
+"""
+
+
+def _factor(fix: Scale, world_size: int) -> tuple[str, str]:
+    """Returns a factor as "* W" or the like, and the comment that explains it."""
+    world = "dist.get_world_size()"
+    power = math.log(fix.factor) / math.log(world_size) if fix.factor > 0 else 0.0
+    whole = round(power)
+    if not whole or abs(power - whole) > _CLOSE or abs(whole) > _MOST_POWER:
+        return f"* {fix.factor:.17g}", "The ranks' gradients lack this factor."
+    sign = "*" if whole > 0 else "/"
+    if abs(whole) == _MOST_POWER:
+        world += "**2"
+    why = "DDP divides the sum over ranks by W; here the sum itself is right."
+    if whole < 0:
+        why = "The gradients already have the factor W."
+    return f"{sign} {world}", why
+
+
+def _number(factor: str) -> str:
+    return factor[2:] if factor.startswith("*") else f"1 {factor}"
