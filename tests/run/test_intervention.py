@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import pickle
 import re
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def _trees(*folders: str) -> Iterator[ast.AST]:
                 yield ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _named_in(*folders: str) -> set[str]:
+@functools.cache
+def _named_in(*folders: str) -> frozenset[str]:
     """Returns "Switch.X", classes and "Substitute of X" that these folders name."""
     named = set()
     for tree in _trees(*folders):
@@ -90,7 +92,7 @@ def _named_in(*folders: str) -> set[str]:
                 named.add(ast.unparse(node))
             elif isinstance(node, ast.Call):
                 named |= {f"Substitute of {b}" for b in _boundaries(node)}
-    return named
+    return frozenset(named)
 
 
 def _boundaries(call: ast.Call) -> Iterator[str]:
