@@ -54,7 +54,7 @@ def drafts(
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
     if are_of_loss and not (by_hand or is_gathered or facts.has_train_step):
         draft = Draft()
-        gathers.gather(draft, is_alone=asks_group(facts))
+        gathers.gather(draft, facts, is_alone=asks_group(facts))
         yield draft
 
 

@@ -20,64 +20,67 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         is_usual = fix.modules in ((), ("",)) and not fix.outputs
         if not is_usual or (hides and not asks_group(facts)):
             return False
-        gather(draft, is_alone=hides)
+        gather(draft, facts, is_alone=hides)
         return True
     return fix is Switch.LOSS_WITHOUT_RANKS and any(
         isinstance(other, GlobalLoss) for other in wanted.fixes
     )
 
 
-GATHER = '''\
-class Gather(torch.autograd.Function):
-    """Concatenates the rows of all ranks; its backward sums their gradients."""
-
-    @staticmethod
-    def forward(ctx, rows, counts):
-        ctx.counts = counts
-        padded = rows.new_zeros((max(counts), *rows.shape[1:]))  # of equal shapes
-        padded[: len(rows)] = rows
-        found = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(found, padded)
-        return torch.cat([part[:n] for part, n in zip(found, counts)])
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient.split(ctx.counts)[dist.get_rank()], None
-'''
-EACH = '''\
-def each(change, value):
-    """Returns the value with every tensor in it changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if dataclasses.is_dataclass(value):
-        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **each(change, parts))
-    if isinstance(value, dict):
-        return {key: each(change, item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        items = [each(change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-'''
-GATHERED = '''\
+_GATHERED = '''\
 def gathered(value, counts):
-    """Gathers what has a row per sample; `counts` is the samples of each rank."""
+    """Gathers what has a row per sample, with gradient; `counts`: of each rank."""
 
     def rows(tensor):
         if tensor.dim() and not counts:  # the first tensor shows how many there are
             counts.extend([0] * dist.get_world_size())
             dist.all_gather_object(counts, len(tensor))
-        own = tensor.dim() and len(tensor) == counts[dist.get_rank()]
-        return Gather.apply(tensor, counts) if own else tensor
+        if not tensor.dim() or len(tensor) != counts[dist.get_rank()]:
+            return tensor
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # of equal shapes
+        padded[: len(tensor)] = tensor
+        return torch.cat([part[:n] for part, n in zip(all_gather(padded), counts)])
 
-    return each(rows, value)
+    return {mapped}
 '''
+_EACH = '''\
+def each(change, value):
+    """Returns the value with every tensor in it changed, in dataclasses as well."""
+
+    def leaf(item):
+        if not dataclasses.is_dataclass(item):
+            return change(item) if isinstance(item, torch.Tensor) else item
+        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+        return dataclasses.replace(item, **each(change, parts))
+
+    return tree_map(leaf, value, is_leaf=dataclasses.is_dataclass)
+'''
+
+
+def add_gathered(draft: Draft, facts: Facts) -> None:
+    """Adds the function that gathers."""
+    draft.imports.add("from torch.distributed.nn.functional import all_gather")
+    mapped = _mapped(draft, facts, "rows", "value")
+    draft.parts["gathered"] = _GATHERED.format(mapped=mapped)
+
+
+def _mapped(draft: Draft, facts: Facts, change: str, value: str) -> str:
+    """Returns the code that changes every tensor in a value, and adds what it needs.
+
+    torch's trees know no dataclass.
+    """
+    if "dataclass" not in facts.source:
+        draft.imports.add("from torch.utils._pytree import tree_map_only")
+        return f"tree_map_only(torch.Tensor, {change}, {value})"
+    draft.imports |= {"import dataclasses", "from torch.utils._pytree import tree_map"}
+    draft.parts["each"] = _EACH
+    return f"each({change}, {value})"
+
+
 _ALL_ROWS = """\
 counts = []
 target, output = gathered(target, counts), gathered(output, counts)
-# Every rank computes the same loss of all rows. Gather's backward sums the W equal
+# Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
 """
 _ALONE = """\
@@ -87,10 +90,9 @@ with mock.patch.object(dist, "is_initialized", return_value=False):
 """
 
 
-def gather(draft: Draft, *, is_alone: bool) -> None:
+def gather(draft: Draft, facts: Facts, *, is_alone: bool) -> None:
     """Gives the loss the outputs and targets of all ranks, with gradient."""
-    draft.imports.add("import dataclasses")
-    draft.parts |= {"Gather": GATHER, "each": EACH, "gathered": GATHERED}
+    add_gathered(draft, facts)
     draft.before_loss += _ALL_ROWS
     if is_alone:
         draft.imports.add("from unittest import mock")
@@ -113,7 +115,7 @@ def of_all_ranks(module):
             is_split = tensor.dim() and len(tensor) == sum(counts)
             return tensor.split(counts)[dist.get_rank()] if is_split else tensor
 
-        return each(own, made)
+        return {mapped}
 
     module.forward = whole
 '''
@@ -126,12 +128,12 @@ _MADE_ALONE = """\
 
 def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
     """Gives a module the rows of all ranks, with gradient."""
-    draft.imports.add("import dataclasses")
     name, compute = fix.name, _MADE
     if fix.hides and asks_group(facts):
         draft.imports.add("from unittest import mock")
         compute = _MADE_ALONE
-    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute)
-    draft.parts |= {"Gather": GATHER, "each": EACH, "gathered": GATHERED}
+    mapped = _mapped(draft, facts, "own", "made")
+    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, mapped=mapped)
+    add_gathered(draft, facts)
     module = f"model.get_submodule({name!r})" if name else "model"
     draft.before_wrap += f"of_all_ranks({module})\n"

@@ -25,10 +25,10 @@ def synced(norm, x):
     dims = [d for d in range(x.dim()) if d != 1]  # all but the channels
     shape = [-1 if d == 1 else 1 for d in range(x.dim())]
     count = x.new_tensor([x.numel() // x.shape[1]])
-    total = Sum.apply(torch.cat([x.sum(dims), count]))
+    total = all_reduce(torch.cat([x.sum(dims), count]))
     n, mean = total[-1].detach(), total[:-1] / total[-1].detach()
     centred = x - mean.view(shape)
-    var = Sum.apply(centred.square().sum(dims)) / n
+    var = all_reduce(centred.square().sum(dims)) / n
     with torch.no_grad():
         if norm.track_running_stats:
             norm.num_batches_tracked += 1
@@ -37,20 +37,6 @@ def synced(norm, x):
             norm.running_var.lerp_(var * n / (n - 1), part)  # unbiased, as in torch
     x = centred * (var + norm.eps).rsqrt().view(shape)
     return x * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else x
-'''
-_SUM = '''\
-class Sum(torch.autograd.Function):
-    """The sum over ranks; backward sums the gradients that the ranks have for it."""
-
-    @staticmethod
-    def forward(ctx, tensor):
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Sum.forward(ctx, gradient)
 '''
 _SYNC = """\
 for {each}:
@@ -66,7 +52,8 @@ def synchronise_norms(draft: Draft, facts: Facts, names: Sequence[str]) -> None:
         draft.before_wrap += _CONVERT
         return
     draft.imports |= {"import functools", "from torch import nn"}
-    draft.parts |= {"synced": _SYNCED, "Sum": _SUM}
+    draft.imports.add("from torch.distributed.nn.functional import all_reduce")
+    draft.parts["synced"] = _SYNCED
     each = (
         "name, module in model.named_modules()"
         if names
