@@ -78,6 +78,7 @@ def _facts(outcome: RunOutcome, path: Path, *, on_gpu: bool) -> Facts:
         has_wrap=known["has_wrap"],
         has_train_step=known["has_train_step"],
         idle=bool(known["idle"]),
+        asks_group=known["asks_distributed"],
         source=source,
         on_gpu=on_gpu,
     )

@@ -68,12 +68,17 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the file has to know of the target: `idle` parameters may lack gradients."""
+    """What the file has to know of the target.
+
+    `idle`: parameters may lack gradients. `asks_group`: its code calls
+    torch.distributed, in any of its files. `source`: of the user's file.
+    """
 
     has_wrap: bool
     has_train_step: bool
     idle: bool
-    source: str = ""  # of the user's file
+    asks_group: bool = False
+    source: str = ""
     on_gpu: bool = False
 
 

@@ -13,7 +13,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     scales,
     wrappers,
 )
-from ddpcheck.diagnose.fixed.kinds.family import Wanted, asks_group
+from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.run.intervention import GlobalLoss, Intervention, Switch
 
@@ -54,7 +54,7 @@ def drafts(
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
     if are_of_loss and not (by_hand or is_gathered or facts.has_train_step):
         draft = Draft()
-        gathers.gather(draft, facts, is_alone=asks_group(facts))
+        gathers.gather(draft, facts, is_alone=facts.asks_group)
         yield draft
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,12 +21,3 @@ class Wanted:
 def listed(names: Sequence[str]) -> str:
     """Returns the names as the code of a set."""
     return "{" + ", ".join(map(repr, names)) + "}"
-
-
-def asks_group(facts: Facts) -> bool:
-    """Returns whether the file asks torch.distributed for a group by its full name.
-
-    A function that was imported by name would not notice that the group is hidden.
-    """
-    by_name = re.search(r"from\s+torch\.distributed\S*\s+import", facts.source)
-    return ".is_initialized()" in facts.source and not by_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
-from ddpcheck.diagnose.fixed.kinds.family import Wanted, asks_group
+from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Intervention, Switch
 
 
@@ -18,7 +18,7 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     hides = Switch.LOSS_WITHOUT_RANKS in wanted.fixes
     if isinstance(fix, GlobalLoss):
         is_usual = fix.modules in ((), ("",)) and not fix.outputs
-        if not is_usual or (hides and not asks_group(facts)):
+        if not is_usual:
             return False
         gather(draft, facts, is_alone=hides)
         return True
@@ -83,10 +83,14 @@ target, output = gathered(target, counts), gathered(output, counts)
 # Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
 """
+# is_initialized() reads the group that is the default one, under any imported name.
 _ALONE = """\
-# It has all rows, so its own collectives must not run: no group is in its sight.
-with mock.patch.object(dist, "is_initialized", return_value=False):
+# It has all rows, so its own collectives must not run: it sees no process group.
+world, dist.group.WORLD = dist.group.WORLD, None
+try:
     value = {loss}(output, target)
+finally:
+    dist.group.WORLD = world
 """
 
 
@@ -95,7 +99,6 @@ def gather(draft: Draft, facts: Facts, *, is_alone: bool) -> None:
     add_gathered(draft, facts)
     draft.before_loss += _ALL_ROWS
     if is_alone:
-        draft.imports.add("from unittest import mock")
         draft.loss = _ALONE
 
 
@@ -122,15 +125,17 @@ def of_all_ranks(module):
 _MADE = "        made = forward(*args, **kwargs)"
 _MADE_ALONE = """\
         # It has all rows, so its own collectives must not run: it sees no group.
-        with mock.patch.object(dist, "is_initialized", return_value=False):
-            made = forward(*args, **kwargs)"""
+        world, dist.group.WORLD = dist.group.WORLD, None
+        try:
+            made = forward(*args, **kwargs)
+        finally:
+            dist.group.WORLD = world"""
 
 
 def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
     """Gives a module the rows of all ranks, with gradient."""
     name, compute = fix.name, _MADE
-    if fix.hides and asks_group(facts):
-        draft.imports.add("from unittest import mock")
+    if fix.hides and facts.asks_group:
         compute = _MADE_ALONE
     mapped = _mapped(draft, facts, "own", "made")
     draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, mapped=mapped)
