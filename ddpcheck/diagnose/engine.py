@@ -16,7 +16,7 @@ from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.spec import RunOutcome
+from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 
 # A variation of a run that hung gets less time: no rank needs that many times the time
@@ -79,7 +79,8 @@ def diagnose(
             tried=search.trials.left,
         )
         if options.fix and not diagnosis.findings and _is_proven(search, causes):
-            found = _with_file(search, causes, runs, found, diagnosis)
+            specs = [outcomes[i].spec for i in of_runs]
+            found = _with_file(search, causes, specs, found, diagnosis)
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
@@ -98,15 +99,25 @@ def diagnose(
 def _with_file(
     search: Search,
     causes: list[Cause],
-    runs: list[Run],
+    specs: list[RunSpec],
     found: list[Finding],
     diagnosis: Diagnosis,
 ) -> list[Finding]:
-    """Returns the findings with fixed.py as their proof, if there is such a file."""
-    ranks = {r.world_size for r in runs if mode_of(r.mode).explained_by == "ranks"}
-    proposals = [cause.proposal for cause in causes]
+    """Returns the findings with fixed.py as their proof, if there is such a file.
+
+    `specs`: of the runs of ranks with these causes. The file runs in every mode.
+    """
+    runs = diagnosis.runs
+    sizes = {r.world_size for r in runs if mode_of(r.mode).explained_by == "ranks"}
+    own = search.outcome.spec.mode
+    others = {spec.mode: spec for spec in reversed(specs) if spec.mode != own}
     made = check.make(
-        search.session, search.outcome, proposals, sorted(ranks), search.limit
+        search.session,
+        search.outcome,
+        [cause.proposal for cause in causes],
+        sorted(sizes),
+        search.limit,
+        list(others.values()),
     )
     if made is None:
         return found

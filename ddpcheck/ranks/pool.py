@@ -120,7 +120,8 @@ class Pool:
     """The engine. A context manager: on exit all processes and files are removed.
 
     `hosts` are the other processes of a launcher's group: they hold the ranks of the
-    crew that is as large as the group. They outlive the pool.
+    crew that is as large as the group. They outlive the pool. `fresh` makes a pool
+    within this one: it has a server and crews of its own.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class Pool:
         timeout_s: float = 60.0,
         hosts: Hosts | None = None,
         loopback: bool = True,
+        outer: Pool | None = None,
     ) -> None:
         self._hosts, self._loopback = hosts, loopback
+        self._outer = outer
         self.timeout_s = timeout_s
         self.device = "cpu"  # of the next crews; those of another are replaced
         self._what = what
@@ -139,8 +142,13 @@ class Pool:
         self._count = 0
         self._server: forkserver.Server | None = None
         self.unfit = ""  # the library after whose import forking is unsafe
-        self._folder = Folder()
-        self.folder = self._folder.path
+        self._clean: forkserver.Server | None = None  # see fresh
+        self._folder: Folder | None = None
+        if outer is None:
+            self._folder = Folder()
+            self.folder = self._folder.path
+        else:
+            self.folder = outer.folder
 
     def __enter__(self) -> Self:
         return self
@@ -230,8 +238,7 @@ class Pool:
         if crew is not None and crew.broken:
             crew.remove_files()
         if crew is None or crew.broken:
-            self._count += 1
-            name = f"crew{self._count}"
+            name = f"crew{self._next_number()}"
             crew = Crew(
                 self._ranks(world_size, name),
                 self.folder / name,
@@ -240,6 +247,35 @@ class Pool:
             )
             self._crews[key] = crew
         return crew
+
+    def _next_number(self) -> int:
+        """Returns the next number of a crew: they share a folder."""
+        if self._outer is not None:
+            return self._outer._next_number()  # noqa: SLF001 (of this class)
+        self._count += 1
+        return self._count
+
+    def fresh(self) -> Pool:
+        """Returns a pool of ranks that have not run or imported user code. Close it.
+
+        They are processes of this machine, also where this pool has a launcher's.
+
+        Raises:
+            ServerDiedError: there is no server for them.
+        """
+        made = Pool(self._what, timeout_s=self.timeout_s, outer=self)
+        made.device = self.device
+        if self._what.call is None:  # the server itself has imported no user code
+            made._server = self._server
+            return made
+        if self._clean is None:
+            try:
+                self._clean = forkserver.Server.woken(self.folder, MODULES_S)
+            except (OSError, ValueError) as error:
+                message = "there is no server in which no user code has run"
+                raise ServerDiedError(message) from error
+        made._server = self._clean
+        return made
 
     def _ranks(self, world_size: int, crew: str) -> list[Rank]:
         """Starts the ranks of a crew, on this machine or on those of the group."""
@@ -377,10 +413,15 @@ class Pool:
             if not crew.broken:
                 crew.dismiss()
                 crew.kill()
+        for crew in self._crews.values():
+            crew.remove_files()
         self._crews.clear()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        if self._folder is None:
+            return  # all else is the outer pool's
+        for server in (self._server, self._clean):
+            if server is not None:
+                server.stop()
+        self._clean = self._server = None
         self._folder.remove()
         atexit.unregister(self.close)  # last: a signal may break off what is above
 

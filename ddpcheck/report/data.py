@@ -120,11 +120,13 @@ class Fix:
     where that made the runs equal, else None. `intervention` is a sentence on what ran,
     and `file` is the file that ran ("fixed.py"). `code` is a suggestion that did not
     run, unless `proof` is "file". `safe`: single-process training is unchanged.
+    `changes` is a sentence on what the file changes of it, measured.
     """
 
     text: str
     code: str = ""
     safe: bool = True
+    changes: str = ""
     verified: bool | None = None
     proof: Proof | None = None
     file: str | None = None

@@ -51,12 +51,14 @@ class TargetRef:
 
     One of `path` (a file) and `factory` ("module:function", called with `arguments`)
     is set. `names` maps the contract's names to the file's ("model": "Net").
+    `is_plain`: functions of torch.distributed that its files import stay as they are.
     """
 
     path: str | None = None
     names: tuple[tuple[str, str], ...] = ()
     factory: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

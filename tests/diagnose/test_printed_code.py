@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -77,7 +78,7 @@ def test_code_is_shown_only_where_it_can_be_right(
     name: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The code that is suggested, as where no fixed.py is verified.
-    monkeypatch.setattr(Session, "run_file", lambda *_: iter(()))
+    monkeypatch.setattr(Session, "of_file", lambda *_: contextlib.nullcontext())
     report = checked(pool, tmp_path, programs.source(name))
     fix = report.findings[0].fix
     assert fix is not None

@@ -1,7 +1,8 @@
 """Writes fixed.py for the causes that were found, and runs it as a target.
 
-It counts only if it trains as the single-process run of the user's file does: in one
-process, and on the ranks of two world sizes.
+It counts only if the ranks of two world sizes train as one process does, in processes
+in which no user code has run. If that one process trains as that of the user's file,
+the fix is safe. With several causes, each is left out once: what remains is its own.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpcheck.diagnose.facts.text import number
 from ddpcheck.diagnose.fixed import draft
 from ddpcheck.diagnose.fixed.draft import Facts, Written
 from ddpcheck.diagnose.fixed.kinds import choose
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.report.data import Finding, Run, Tolerance
+from ddpcheck.ranks.pool import ServerDiedError
+from ddpcheck.report.data import JUDGED, Finding, Run, Tolerance
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, Session
@@ -25,15 +28,28 @@ from ddpcheck.run.spec import RunOutcome, RunSpec
 
 _MOST_DRAFTS = 2  # that are run: a diagnosis may take a third longer
 _MOST_RANKS = 4  # of a world size that nobody asked for
+_MOST_HERE = 8  # of a launcher's ranks, all on this machine
+_MOST_CAUSES = 4  # of which each is left out once
+# No new processes, or the file is no target in them.
+_NO_RANKS = (UsageError, CannotCheckError, ServerDiedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """A file that was run, and the world sizes at which it was."""
+    """A file that was run, and what its runs showed.
+
+    `unequal`: the modes of other runs with these causes, which the file does not make
+    equal. `changes`: what it changes of single-process training, "" for nothing.
+    `remaining`: of each cause, the excess without its part of the file, None where that
+    was not run.
+    """
 
     file: Written
-    world_sizes: tuple[int, ...]
+    equal: tuple[RunSpec, ...]
+    unequal: tuple[str, ...] = ()
+    changes: str = ""
     excess: float  # the worst that is left
+    remaining: tuple[float | None, ...] = ()
 
 
 def make(
@@ -42,8 +58,11 @@ def make(
     proposals: Sequence[Proposal],
     sizes: Sequence[int],
     limit: Tolerance,
+    others: Sequence[RunSpec] = (),
 ) -> Fixed | None:
     """Returns the file that fixes all these causes, None if no kind of fix does.
+
+    One that leaves single-process training as it is comes before others.
 
     Args:
         session: of the target.
@@ -51,21 +70,28 @@ def make(
         proposals: of the causes, whose fixes make that run equal.
         sizes: world sizes of the check.
         limit: the tolerance.
+        others: runs of other modes that have the same causes.
     """
-    path = session.ref.path
-    if path is None or not proposals or outcome.spec.loss != "asis":
+    path, spec = session.ref.path, outcome.spec
+    is_far = session.pool.is_given and spec.world_size > _MOST_HERE
+    if path is None or not proposals or spec.loss != "asis" or is_far:
         return None
     facts = _facts(outcome, Path(path), on_gpu=session.pool.device != "cpu")
-    spec = outcome.spec
     found = choose.drafts(proposals, facts, spec.world_size)
+    specs = [spec, *(spec.but(world_size=n) for n in _more(outcome, sizes))]
+    unsafe: Fixed | None = None
     for one in itertools.islice(found, _MOST_DRAFTS):
-        slugs = [p.slug for p in proposals]
-        written = draft.write(one, session.ref, facts, slugs)
-        session.progress.detail("checking fixed.py")
-        fixed = _checked(session, spec, written, _more(outcome, sizes), limit)
-        if fixed is not None:
-            return fixed
-    return None
+        written = draft.write(one, session.ref, facts, _slugs(proposals))
+        session.progress.detail(f"checking {draft.NAME}")
+        fixed = _checked(session, written, specs, others, limit)
+        if fixed is not None and not fixed.changes:
+            return _with_parts(session, fixed, proposals, facts, limit)
+        unsafe = unsafe or fixed
+    return unsafe and _with_parts(session, unsafe, proposals, facts, limit)
+
+
+def _slugs(proposals: Sequence[Proposal]) -> list[str]:
+    return [p.slug for p in proposals]
 
 
 def _facts(outcome: RunOutcome, path: Path, *, on_gpu: bool) -> Facts:
@@ -94,60 +120,159 @@ def _more(outcome: RunOutcome, sizes: Sequence[int]) -> list[int]:
 
 def _checked(
     session: Session,
-    spec: RunSpec,
     written: Written,
-    more: list[int],
+    specs: Sequence[RunSpec],
+    others: Sequence[RunSpec],
     limit: Tolerance,
 ) -> Fixed | None:
-    sizes = (spec.world_size, *more)
-    alone = spec.but(mode=SINGLE.name, world_size=1)
-    specs = [alone, *(spec.but(world_size=size) for size in sizes)]
+    """Returns the file if all these runs are equal with it; the others need not be."""
     runs: list[Run] = []
     try:
-        for outcome in session.run_file(written.text, specs):
-            run = assemble.to_run(outcome, limit.rtol)
-            is_alone = outcome.spec is alone
-            if run.verdict != "equivalent":
+        with session.of_file(written.text) as ranks:
+            changes = _changes(ranks, specs[0], limit) if ranks else None
+            if ranks is None or changes is None:
                 return None
-            if is_alone and not _has_its_losses(outcome, limit.rtol):
-                return None
-            runs.append(run)
-    except (UsageError, CannotCheckError):
+            if changes:
+                ranks.compare_with_own()
+            for spec in specs:
+                run = _run(ranks, spec, limit)
+                if run.verdict != "equivalent":
+                    return None
+                runs.append(run)
+            unequal = [
+                spec.mode
+                for spec in others
+                if _run(ranks, spec, limit).verdict != "equivalent"
+            ]
+    except _NO_RANKS:
         return None
-    if len(runs) < len(specs):
-        return None
-    excess = max(map(assemble.worst_excess, runs))
-    return Fixed(file=written, world_sizes=sizes, excess=excess)
-
-
-def _has_its_losses(alone: RunOutcome, rtol: float) -> bool:
-    """Returns whether the single process of the file has the losses of the user's."""
-    losses = [step.loss for step in alone.steps(0)]
-    expected = alone.reference.losses
-    return len(losses) == len(expected) and all(
-        a is b or (a is not None and b is not None and abs(a - b) <= rtol * abs(b))
-        for a, b in zip(losses, expected, strict=True)
+    return Fixed(
+        file=written,
+        equal=(*specs, *(s for s in others if s.mode not in unequal)),
+        unequal=tuple(unequal),
+        changes=changes,
+        excess=max(map(assemble.worst_excess, runs)),
     )
 
 
+def _without(
+    session: Session, written: Written, spec: RunSpec, limit: Tolerance, *, own: bool
+) -> float | None:
+    """Returns the excess of a run with a file that lacks a part.
+
+    `own`: compared with the single process of the file.
+    """
+    try:
+        with session.of_file(written.text) as ranks:
+            if ranks is None:
+                return None
+            if own:
+                ranks.compare_with_own()
+            return assemble.worst_excess(_run(ranks, spec, limit))
+    except _NO_RANKS:
+        return None
+
+
+def _run(ranks: Session, spec: RunSpec, limit: Tolerance) -> Run:
+    return assemble.to_run(ranks.run([spec])[0], limit.rtol)
+
+
+def _changes(ranks: Session, spec: RunSpec, limit: Tolerance) -> str | None:
+    """Returns what the file changes of the single process, None if that cannot train.
+
+    A sentence with a number, "" where it trains as with the user's file.
+    """
+    outcome = ranks.run([spec.but(mode=SINGLE.name, world_size=1)])[0]
+    run = assemble.to_run(outcome, limit.rtol)
+    if run.faults or run.verdict == "not-checked":
+        return None
+    for name in JUDGED:
+        worst = getattr(run, name).worst
+        if worst is not None and not worst.excess <= 1:
+            return (
+                f"single-process {name} differ from those of the file: {worst.name} in "
+                f"step {worst.step + 1} by rel diff {number(worst.rel_diff)}"
+            )
+    return _change_of_loss(outcome, limit.rtol) if run.verdict == "equivalent" else None
+
+
+def _change_of_loss(alone: RunOutcome, rtol: float) -> str:
+    losses = [step.loss for step in alone.steps(0)]
+    expected = alone.reference.losses
+    for step, (a, b) in enumerate(itertools.zip_longest(losses, expected), start=1):
+        if a is b or (a is not None and b is not None and abs(a - b) <= rtol * abs(b)):
+            continue
+        now, before = ("none" if x is None else number(x) for x in (a, b))
+        return f"the single-process loss of step {step} is {now}, in the file {before}"
+    return ""
+
+
+def _with_parts(
+    session: Session,
+    fixed: Fixed,
+    proposals: Sequence[Proposal],
+    facts: Facts,
+    limit: Tolerance,
+) -> Fixed:
+    """Returns it with what remains without the part of each cause."""
+    if not 1 < len(proposals) <= _MOST_CAUSES:
+        return fixed
+    spec = fixed.equal[0]
+    remaining: list[float | None] = []
+    for left in proposals:
+        others = [p for p in proposals if p is not left]
+        rest = next(iter(choose.drafts(others, facts, spec.world_size)), None)
+        if rest is None:
+            remaining.append(None)
+            continue
+        written = draft.write(rest, session.ref, facts, _slugs(others))
+        own = bool(fixed.changes)
+        remaining.append(_without(session, written, spec, limit, own=own))
+    return dataclasses.replace(fixed, remaining=tuple(remaining))
+
+
 def verified(findings: list[Finding], fixed: Fixed) -> list[Finding]:
-    """Returns the findings of a search with the file as the proof of their fixes."""
-    return [_verified(finding, fixed) for finding in findings]
+    """Returns the findings of a search with the file as the proof of their fixes.
+
+    Those of causes come first, in the order in which the file was made for them.
+    """
+    parts = itertools.chain(fixed.remaining, itertools.repeat(None))
+    return [_verified(f, fixed, part) for f, part in zip(findings, parts, strict=False)]
 
 
-def _verified(finding: Finding, fixed: Fixed) -> Finding:
+def _verified(finding: Finding, fixed: Fixed, remaining: float | None) -> Finding:
     fix = finding.fix
     if fix is None or not fix.verified:
         return finding
-    sizes = " and ".join(map(str, fixed.world_sizes))
     mended = dataclasses.replace(
         fix,
         proof="file",
         file=draft.NAME,
         code=fixed.file.code,
-        safe=True,  # its single process was compared with the user's
-        intervention=f"with {draft.NAME} in place of the file the runs at W={sizes} "
-        "are equal",
+        safe=not fixed.changes,
+        changes=fixed.changes,
+        intervention=_sentence(fixed, remaining),
         excess_after=fixed.excess,
     )
     return dataclasses.replace(finding, fix=mended)
+
+
+def _sentence(fixed: Fixed, remaining: float | None) -> str:
+    """Returns what ran: the runs that are equal, and what a part of the file does."""
+    sizes: dict[str, list[int]] = {}
+    for spec in fixed.equal:
+        sizes.setdefault(spec.mode, []).append(spec.world_size)
+    ran = " and ".join(
+        f"the {mode} run{'s' * (len(found) > 1)} at W={' and '.join(map(str, found))}"
+        for mode, found in sizes.items()
+    )
+    is_one = len(fixed.equal) == 1
+    said = f"with {draft.NAME} in place of the file {ran} {'is' if is_one else 'are'} "
+    said += "equal"
+    if fixed.unequal:
+        said += f", those of {' and '.join(fixed.unequal)} are not"
+    if remaining is None:
+        return said
+    if remaining <= 1:
+        return f"{said}, also without its part"
+    return f"{said}; without its part excess {number(remaining)} remains"

@@ -12,9 +12,16 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import popen_forkserver, process, spawn, util
+from multiprocessing import (
+    popen_forkserver,
+    process,
+    resource_tracker,
+    spawn,
+    util,
+)
 from multiprocessing.context import reduction, set_spawning_popen  # type: ignore[attr-defined]
 from multiprocessing.forkserver import ForkServer, read_signed
 from pathlib import Path
@@ -25,6 +32,8 @@ from ddpcheck.ranks import processes
 # Keys of the preparation data that make a child import the parent's __main__: it is
 # pytest or a console script here, and importing it again in every rank is slow.
 _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
+SPARE_FILE = "spare"  # the socket of a server in which no user code has run
+_MOST_DIGITS = 20
 _TUNABLES = "GLIBC_TUNABLES"
 _LARGE_PAGES = "glibc.malloc.hugetlb"
 
@@ -55,11 +64,39 @@ class Server:
         """Returns whether the server process still runs, without reaping it."""
         if self.pid is None:
             return False
+        if isinstance(self._server, _Woken):
+            return _exists(self.pid)
         try:
             done = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
         return done is None
+
+    @classmethod
+    def woken(cls, folder: Path, limit_s: float) -> Server:
+        """Returns the spare server of this folder: see preload.py.
+
+        `close` is its end, and no server can be started in its place.
+
+        Raises:
+            OSError, ValueError: there is none, or it does not answer in time.
+        """
+        made = cls([], folder)
+        made._server = _Woken()
+        alive, ours = os.pipe()
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(limit_s)
+                client.connect(str(folder / SPARE_FILE))
+                reduction.sendfds(client, [alive])
+                pid = int(client.recv(_MOST_DIGITS))
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(alive)
+        made._server.join(str(folder / SPARE_FILE), ours, pid)
+        return made
 
     def spawn(
         self, function: Callable[..., None], args: tuple[Any, ...]
@@ -78,6 +115,9 @@ class Server:
         pid = self.pid
         if pid is None:
             return
+        if isinstance(self._server, _Woken):
+            self._server.close()  # its ranks are killed with it
+            return
         processes.kill_children(
             pid
         )  # ranks, and processes that a target's import started
@@ -88,6 +128,35 @@ class Server:
         except (ChildProcessError, OSError):
             # A SIGCHLD handler of the program has reaped it.
             self._server._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class _Woken(ForkServer):
+    """A server that this process has not started, and so cannot start again."""
+
+    def join(self, address: str, alive: int, pid: int) -> None:
+        """Takes the server: its socket, the pipe that ends it, its process id."""
+        self._forkserver_address, self._forkserver_alive_fd = address, alive
+        self._forkserver_pid: int | None = pid
+        self._open: int | None = alive
+        self._forkserver_authkey = b""  # from Python 3.14 on
+
+    def ensure_running(self) -> None:
+        """Does nothing for the server."""
+        resource_tracker.ensure_running()
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._open is not None:
+            os.close(self._open)
+            self._open = self._forkserver_pid = None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

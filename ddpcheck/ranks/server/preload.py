@@ -14,17 +14,21 @@ import gc
 import importlib
 import json
 import os
+import select
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.errors import raised
+from ddpcheck.errors import code_origin, raised
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks import processes
 from ddpcheck.ranks.server import leftovers
+from ddpcheck.ranks.server.forkserver import SPARE_FILE
 
 SETTINGS = "DDPCHECK_PRELOAD"
 # Keeps `python -c`, which starts a fork server, from importing from the working folder.
@@ -32,6 +36,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 STATUS_FILE = "preloaded.json"
 MODULES_FILE = "modules"  # exists once `call` begins, which runs user code
 CALLED_FILE = "called"  # exists once `call` has ended; imports of `later` follow
+INSTALLED_FILE = "installed.json"  # what that server has to import as well
 LOG_FILE = "forkserver.log"
 STACK_FILE = "forkserver.stack"
 _CLEAN_UP_S = 20
@@ -76,6 +81,14 @@ def main(settings: dict[str, Any]) -> None:
         os._exit(0)
     gc.disable()  # 10 % of the time of importing torch goes to collections
     status = _import_all(settings)
+    _prepare_forks()
+    (folder / INSTALLED_FILE).write_text(json.dumps(_installed()), encoding="utf-8")
+    part = folder / (STATUS_FILE + ".part")
+    part.write_text(json.dumps(status), encoding="utf-8")
+    part.rename(folder / STATUS_FILE)
+
+
+def _prepare_forks() -> None:
     gc.enable()
     leftovers.watched()
     for prepare in BEFORE_FORKS:
@@ -83,9 +96,55 @@ def main(settings: dict[str, Any]) -> None:
     SEARCH[:] = sys.path
     # Keeps the collector of every fork from touching, and so copying, these pages.
     gc.freeze()
-    part = folder / (STATUS_FILE + ".part")
-    part.write_text(json.dumps(status), encoding="utf-8")
-    part.rename(folder / STATUS_FILE)
+
+
+def _installed() -> list[str]:
+    """Returns the modules that are no user code, in the order of their import."""
+    files = {
+        name: getattr(module, "__dict__", {}).get("__file__")
+        for name, module in list(sys.modules.items())
+    }
+    return [n for n, f in files.items() if f and not code_origin.is_users(str(f))]
+
+
+def _fork_spare(settings: dict[str, Any]) -> None:
+    """Forks a server for ranks in which no user code has run, before any has.
+
+    It waits for `forkserver.Server.woken`, or for the end of this process.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(Path(settings["folder"]) / SPARE_FILE))
+    listener.listen()
+    here, there = os.pipe()
+    if os.fork():
+        listener.close()
+        os.close(here)
+        return  # the other end stays open as long as this process lives
+    try:
+        os.close(there)
+        _serve_spare(listener, here, settings)
+    finally:
+        os._exit(0)  # the folder is that of the first server
+
+
+def _serve_spare(
+    listener: socket.socket, parent: int, settings: dict[str, Any]
+) -> None:
+    processes.kill_with_parent()
+    ready, _, _ = select.select([listener.fileno(), parent], [], [])
+    if parent in ready:
+        return
+    folder = Path(settings["folder"])
+    with listener.accept()[0] as connection:
+        (alive,) = reduction.recvfds(connection, 1)
+        installed = json.loads((folder / INSTALLED_FILE).read_text(encoding="utf-8"))
+        for name in (*settings["later"], *installed):
+            if name not in sys.modules:
+                with contextlib.suppress(Exception, SystemExit):
+                    _import([name], settings["folder"])
+        _prepare_forks()
+        connection.sendall(str(os.getpid()).encode())
+    forkserver.main(listener.detach(), alive, [])
 
 
 def redirect_output(path: Path) -> None:
@@ -105,6 +164,8 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         # Entries that the caller added (pytest's `pythonpath`), after our own.
         sys.path += [path for path in settings["search"] if path not in sys.path]
         _import(settings["modules"], settings["folder"])
+        if settings.get("call"):
+            _fork_spare(settings)
         (Path(settings["folder"]) / MODULES_FILE).touch()
         if settings.get("call"):
             module, function = settings["call"].split(":")

@@ -343,7 +343,7 @@ def safety(fix: Fix) -> str:
     """Returns what the fix does to single-process training."""
     if fix.safe:
         return "safe: single-process training is unchanged"
-    return "unsafe: it also changes single-process training"
+    return f"unsafe: {fix.changes or 'it also changes single-process training'}"
 
 
 def proof(finding: Finding) -> str:

@@ -74,7 +74,7 @@ def _without_group(ref: TargetRef) -> Target:
     had_one = dist.is_initialized()
     target = target_module.load(ref)
     _let_children_import(target)
-    rebind_late(modules.users())
+    rebind_late(modules.users(), is_plain=ref.is_plain)
     if had_one or not dist.is_initialized():
         return target
     dist.destroy_process_group()
@@ -326,13 +326,15 @@ class _Late:
         return getattr(self._owner, self._name)
 
 
-def rebind_late(names: Iterable[str]) -> None:
+def rebind_late(names: Iterable[str], *, is_plain: bool = False) -> None:
     """Replaces these functions in the globals of modules by stand-ins.
 
     Args:
         names: of the user's modules, as in sys.modules.
+        is_plain: not those of torch.distributed: what a file does in plain torch is to
+            be seen, where no patch reaches a function imported by name.
     """
-    late = _late()
+    late = _late(is_plain=is_plain)
     for name in names:
         own = vars(sys.modules[name])
         found = {
@@ -353,10 +355,11 @@ def _is_traced_whole(module: types.ModuleType) -> bool:
 
 
 @functools.cache
-def _late() -> dict[types.FunctionType, _Late]:
+def _late(*, is_plain: bool) -> dict[types.FunctionType, _Late]:
     """Returns the stand-in of each function, by the unpatched function."""
     names = [(torch.autograd, name) for name in _OF_AUTOGRAD]
-    names += [(dist, name) for name in vars(dist) if not name.startswith("_")]
+    if not is_plain:
+        names += [(dist, name) for name in vars(dist) if not name.startswith("_")]
     # By type: reading attributes of some other objects warns of a deprecation.
     return {
         vars(owner)[name]: _Late(owner, name)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +96,7 @@ class Session:
         self.pool, self.ref, self._budget = pool, ref, budget
         self._slots: dict[int, tuple[int, ...]] = {}  # of the runs in progress
         self._references: dict[RunSpec, ReferenceResult] = {}
-        self._files = 0  # that were written, see run_file
+        self._files = 0  # that were written, see of_file
         self.on_run = on_run
         self.progress = Silent()
         self._working: dict[int, tuple[RunSpec, Task]] = {}  # by the task's identity
@@ -280,37 +280,37 @@ class Session:
             is_bounded=self.is_bounded,
         )
 
-    def run_file(self, text: str, specs: Sequence[RunSpec]) -> Iterator[RunOutcome]:
-        """Yields the outcomes of another target, compared with this one's reference.
+    @contextlib.contextmanager
+    def of_file(self, text: str) -> Iterator[Session | None]:
+        """Yields a session of another target, compared with this one's references.
 
-        One run at a time: the caller need not wait for all. None where its file would
-        not reach all ranks: with those of a launcher.
+        Its ranks are new: no user code has run in them. None in a replay.
 
         Args:
             text: of the file, which is removed again.
-            specs: the runs.
 
         Raises:
-            UsageError, CannotCheckError: it is no target, or its runs break off.
+            ServerDiedError: there can be no such ranks.
         """
-        if self.pool.is_given:
-            return
-        for spec in specs:
-            self.reference(spec)
         self._files += 1
         path = self.pool.folder / f"file{self._files}" / "fixed.py"
         path.parent.mkdir()
         path.write_text(text, encoding="utf-8")
-        other = Session(self.pool, TargetRef(path=str(path)), budget=self._budget)
-        other._references = self._references
-        other.timeout_s, other.quiet_looks = self.timeout_s, self.quiet_looks
-        other.room, other.deadline = self.room, self.deadline
-        other.is_bounded = self.is_bounded
         try:
-            for spec in specs:
-                yield other.run([spec])[0]
+            with contextlib.closing(self.pool.fresh()) as pool:
+                ref = TargetRef(path=str(path), is_plain=True)
+                other = Session(pool, ref, budget=self._budget)
+                other._references = self._references
+                other.timeout_s, other.quiet_looks = self.timeout_s, self.quiet_looks
+                other.room, other.deadline = self.room, self.deadline
+                other.is_bounded = self.is_bounded
+                yield other
         finally:
             shutil.rmtree(path.parent, ignore_errors=True)
+
+    def compare_with_own(self) -> None:
+        """Compares the next runs with this target's own single-process run."""
+        self._references = {}
 
     def begin(self, job: Job, world_size: int) -> Asked:
         """Starts a job that is no run: a probe, a question about the target."""

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.checking import checking
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.report.data import Report
+from ddpcheck.target.options import Options
+from ddpcheck.target.target import TargetRef
 from tests.diagnose.fixed.test_fixed import ROUNDING, checked, differences, written
 from tests.diagnose.head import HEAD
 
@@ -41,8 +45,39 @@ def test_group_is_hidden_from_a_helper_that_imports_functions_by_name(
     path = written(tmp_path, HEAD + GATHERED)
     (path.parent / "gathering.py").write_text(GATHERING, encoding="utf-8")
     report = checked(pool, path)
-    proofs = {f.fix.proof for f in report.findings if f.fix}
-    assert (report.verdict, proofs) == ("divergent", {"file"})
+    assert (report.verdict, _proofs(report)) == ("divergent", {"file"})
     fixed = tmp_path / "fixed.py"
     fixed.write_text(report.fixed, encoding="utf-8")
     assert max(differences(fixed)) < ROUNDING
+
+
+# A file that torch lets a process import only once.
+ONCE = """
+library = torch.library.Library("imported_once", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
+model = nn.Linear(4, 3)
+def loss(output, target):
+    output = torch.ops.imported_once.twice(output)
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+"""
+
+
+def _proofs(report: Report) -> set[str | None]:
+    return {f.fix.proof for f in report.findings if f.fix}
+
+
+def test_file_runs_in_ranks_that_have_not_imported_the_target(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, written(tmp_path, HEAD + ONCE))
+    assert (report.verdict, _proofs(report)) == ("divergent", {"file"})
+
+
+def test_file_runs_in_ranks_of_a_server_that_has_not_imported_the_target(
+    tmp_path: Path,
+) -> None:
+    ref = TargetRef(path=str(written(tmp_path, HEAD + ONCE)))
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check_file(ref, options)
+    assert (report.verdict, _proofs(report)) == ("divergent", {"file"})
