@@ -118,7 +118,7 @@ class Fix:
     where no run was made (--no-fix, or nothing to run), or where the fix of another
     cause removes this one too: `excess_before` is then at most 1. `proof` is what ran
     where that made the runs equal, else None. `intervention` is a sentence on what ran,
-    and `file` is the file that ran ("fixed.py"). `code` is a suggestion that did not
+    and `file` is the file that ran ("fixed.py"). `code` is an example that did not
     run, unless `proof` is "file". `safe`: single-process training is unchanged.
     `changes` is a sentence on what the file changes of it, measured.
     """

@@ -68,7 +68,7 @@ def test_report_of_an_earlier_version_is_a_baseline_and_is_rendered() -> None:
     assert (judged.verdict, judged.exit_code) == ("equivalent", 0)
     text = terminal.to_text(known, color=False, width=80)
     assert (
-        "  proof  confirmed by an intervention: excess 4e+13 before, 0.0213 after; "
+        "  proof  confirmed by intervention: excess 4e+13 before, 0.0213 after; "
         "tried\n"
         "         instead, the fixes of 3 other causes leave 9.99e+12 or more\n"
     ) in text

@@ -478,7 +478,7 @@ def test_divergence_error_is_the_report_and_has_no_frames_of_ours(
 ) -> None:
     text = user_project.section("test_sum")
     assert "divergent: loss/sum-reduction\n" in text
-    assert re.search(r"^E +proof  confirmed: with ", text, re.MULTILINE)
+    assert re.search(r"^E +proof  confirmed by intervention: with ", text, re.MULTILINE)
     frames = re.findall(r"^(\S+\.py):\d+: ", text, re.MULTILINE)
     assert frames == ["test_user.py"]
 

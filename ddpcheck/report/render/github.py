@@ -65,7 +65,7 @@ def _finding(level: str, finding: Finding) -> str:
         parts.append(f"accepted: {finding.accepted}")
     else:
         fix = finding.fix
-        parts += [fix.text] if fix else []
+        parts += [wording.advice(fix)] if fix else []
         parts += [f"{wording.code_title(fix)}:", fix.code] if fix and fix.code else []
         parts.append(wording.proof(finding))
     return _command(level, "\n".join(parts), title=finding.slug, **place)

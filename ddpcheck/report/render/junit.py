@@ -104,6 +104,7 @@ def _details(report: Report, index: int) -> str:
         if index in finding.runs:
             lines += [f"{finding.slug}: {finding.summary}", *finding.facts]
             lines += wording.beside_facts(finding)
+            lines += wording.advice_lines(finding.fix) if finding.fix else []
             lines.append(wording.proof(finding))
     for fault in report.runs[index].faults:
         lines += filter(None, (wording.fault_line(fault), fault.stack, fault.stderr))

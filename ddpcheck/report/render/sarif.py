@@ -133,9 +133,7 @@ def _text(finding: Finding, runs: list[str]) -> str:
     parts = [f"{finding.summary} ({', '.join(runs)}).", *finding.facts]
     parts += wording.beside_facts(finding)
     if finding.fix is not None:
-        parts.append(f"fix: {finding.fix.text}")
-        if finding.fix.code:
-            parts += [f"{wording.code_title(finding.fix)}:", finding.fix.code]
+        parts += wording.advice_lines(finding.fix)
     parts.append(wording.proof(finding))
     return "\n".join(parts)
 

@@ -415,7 +415,7 @@ def _brief(page: Page, finding: Finding) -> list[Text]:
         return lines + _end(page, finding)
     if finding.fix:
         proof = "" if page.budget.proofs else _unproven(finding.fix)
-        lines += page.advised("fix", proof + _advice(finding.fix))
+        lines += page.advised("fix", proof + wording.advice(finding.fix))
     return lines + (_end(page, finding) if page.budget.proofs else [])
 
 
@@ -475,15 +475,11 @@ def _fix(page: Page, fix: Fix) -> list[Text]:
     """Returns the fix; its code is shown only after its title."""
     code = page.verbatim(fix.code)
     if not code:
-        return page.advised("fix", _advice(fix))
+        return page.advised("fix", wording.advice(fix))
     title = f"; {wording.code_title(fix)}:"
-    lines = page.advised("fix", _advice(fix) + title)
+    lines = page.advised("fix", wording.advice(fix) + title)
     is_cut = not "".join(line.plain for line in lines).endswith(title[-_SHOWN:])
-    return page.advised("fix", _advice(fix)) if is_cut else [*lines, *code]
-
-
-def _advice(fix: Fix) -> str:
-    return fix.text if fix.safe else f"{fix.text} ({wording.safety(fix)})"
+    return page.advised("fix", wording.advice(fix)) if is_cut else [*lines, *code]
 
 
 MAX_LINES = 25

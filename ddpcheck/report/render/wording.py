@@ -405,7 +405,7 @@ def beside_facts(finding: Finding) -> list[str]:
 
 
 def proven(fix: Fix) -> str:
-    """Returns in a word or two what is known of a fix: "confirmed".
+    """Returns in a few words what is known of a fix: "confirmed by intervention".
 
     A report of an earlier version does not name the intervention.
     """
@@ -417,14 +417,25 @@ def proven(fix: Fix) -> str:
         return "verified"
     if fix.proof == "located":
         return "located, no fix proven"
-    return "confirmed" if fix.intervention else "confirmed by an intervention"
+    return "confirmed by intervention"
+
+
+def advice(fix: Fix) -> str:
+    """Returns what to do, and what of that is unsafe."""
+    return fix.text if fix.safe else f"{fix.text} ({safety(fix)})"
+
+
+def advice_lines(fix: Fix) -> list[str]:
+    """Returns what to do, a line, and its code under a title, if there is any."""
+    shown = [f"{code_title(fix)}:", fix.code] if fix.code else []
+    return [f"fix: {advice(fix)}", *shown]
 
 
 def code_title(fix: Fix) -> str:
     """Returns the title of a fix's code."""
     if fix.proof == "file":
         return f"from {fix.file}, which ran"
-    return "suggested code, not run"
+    return "example, not run"
 
 
 def _before_and_after(fix: Fix) -> str:

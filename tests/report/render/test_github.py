@@ -46,11 +46,11 @@ def test_annotation_shows_what_ran_and_that_the_code_did_not() -> None:
         "::error title=loss/local-normalizer,file=mymodel.py,line=41::"
         "each rank divides by its own mask count, not by the global one%0A"
         "sum the mask over ranks before dividing by it%0A"
-        "suggested code, not run:%0A"
+        "example, not run:%0A"
         "count = mask.sum()%0Atorch.distributed.all_reduce(count)%0A"
         "return W * (error * mask).sum() / count%0A"
-        "confirmed: with each rank's loss weighted by its share of the count the runs "
-        "are equal (excess 4e+13 before, 0.0213 after)\n"
+        "confirmed by intervention: with each rank's loss weighted by its share of the "
+        "count the runs are equal (excess 4e+13 before, 0.0213 after)\n"
     )
 
 
@@ -59,10 +59,13 @@ def test_summary_shows_what_ran_and_that_the_code_did_not() -> None:
     assert (
         "**Fix** (safe: single-process training is unchanged): sum the mask over "
         "ranks before dividing by it\n\n"
-        "Suggested code, not run&#58;\n\n"
+        "Example, not run&#58;\n\n"
         "```python\ncount = mask.sum()\n"
     ) in text.replace("run:", "run&#58;")
-    assert "confirmed&#58; with each rank&#39;s loss weighted by its share" in text
+    assert (
+        "confirmed by intervention&#58; with each rank&#39;s loss weighted by its share"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

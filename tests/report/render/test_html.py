@@ -172,13 +172,13 @@ def test_html_shows_counts_cause_fix_and_proof() -> None:
         "each rank divides by its own mask count, not by the global one",
         "torch.distributed.all_reduce(count)\nreturn W * (error * mask).sum() / count",
         (
-            '<p class="soft">Suggested code, not run:</p>\n'
+            '<p class="soft">Example, not run:</p>\n'
             '<pre tabindex="0"><code>count = mask.sum()'
         ),
         (
-            "confirmed: with each rank&#39;s loss weighted by its share of the count "
-            "the runs are equal (excess 4e+13 before, 0.0213 after); tried instead, "
-            "the fixes of 3 other causes leave 9.99e+12 or more"
+            "confirmed by intervention: with each rank&#39;s loss weighted by its "
+            "share of the count the runs are equal (excess 4e+13 before, 0.0213 "
+            "after); tried instead, the fixes of 3 other causes leave 9.99e+12 or more"
         ),
         "17 of 36 differ",
         '<a href="https://example.org/x" rel="noreferrer">',

@@ -62,9 +62,9 @@ def test_junit_failure_shows_cause_and_proof() -> None:
         "worst: head.weight, step 1, rank 0, rel diff 0.333, excess 4e+13, ratio 1.33"
     )
     assert (failure.text or "").splitlines()[-1] == (
-        "confirmed: with each rank's loss weighted by its share of the count the runs "
-        "are equal (excess 4e+13 before, 0.0213 after); tried instead, the fixes of 3 "
-        "other causes leave 9.99e+12 or more"
+        "confirmed by intervention: with each rank's loss weighted by its share of the "
+        "count the runs are equal (excess 4e+13 before, 0.0213 after); tried instead, "
+        "the fixes of 3 other causes leave 9.99e+12 or more"
     )
 
 

@@ -86,13 +86,13 @@ def test_finding_is_a_result_at_its_line() -> None:
     )
     assert lines[3:] == [
         "fix: sum the mask over ranks before dividing by it",
-        "suggested code, not run:",
+        "example, not run:",
         "count = mask.sum()",
         "torch.distributed.all_reduce(count)",
         "return W * (error * mask).sum() / count",
-        "confirmed: with each rank's loss weighted by its share of the count the runs "
-        "are equal (excess 4e+13 before, 0.0213 after); tried instead, the fixes of 3 "
-        "other causes leave 9.99e+12 or more",
+        "confirmed by intervention: with each rank's loss weighted by its share of the "
+        "count the runs are equal (excess 4e+13 before, 0.0213 after); tried instead, "
+        "the fixes of 3 other causes leave 9.99e+12 or more",
     ]
     assert "suppressions" not in result
 

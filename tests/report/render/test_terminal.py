@@ -32,13 +32,13 @@ loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
          the constants are N/n_r for n_r = (4, 2): the ones in targets[1]
   cause  each rank divides by its own mask count, not by the global one
   size   gradients off by up to 33.3 %
-  fix    sum the mask over ranks before dividing by it; suggested code, not run:
+  fix    sum the mask over ranks before dividing by it; example, not run:
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  confirmed: with each rank's loss weighted by its share of the count the
-         runs are equal (excess 4e+13 before, 0.0213 after); tried instead, the
-         fixes of 3 other causes leave 9.99e+12 or more
+  proof  confirmed by intervention: with each rank's loss weighted by its share
+         of the count the runs are equal (excess 4e+13 before, 0.0213 after);
+         tried instead, the fixes of 3 other causes leave 9.99e+12 or more
 warning: dropout was off: p=0.1 in body.2
 not compared (1): optimizer state (SGD without momentum has none)
 report: reports/mymodel/report.html
@@ -57,11 +57,11 @@ ddpcheck mymodel.py: Net, 1,234 parameters in 6 tensors, batch 8, float64
 loss/local-normalizer at mymodel.py:41 in ddp W=2, ddp W=4
   facts  on the reference's outputs, rank 0's loss gradient is 1.5 times and ...
   cause  each rank divides by its own mask count, not by the global one
-  fix    sum the mask over ranks before dividing by it; suggested code, not run:
+  fix    sum the mask over ranks before dividing by it; example, not run:
            count = mask.sum()
            torch.distributed.all_reduce(count)
            return W * (error * mask).sum() / count
-  proof  confirmed: with each rank's loss weighted by its share of the count ...
+  proof  confirmed by intervention: with each rank's loss weighted by its ...
 batchnorm/local-statistics at mymodel.py:12 in ddp W=4
   cause  norm uses the mean and variance of its own shard
   fix    did not remove it: convert the model's batch norms (unsafe: it also
@@ -333,7 +333,7 @@ def test_code_whose_title_is_cut_is_not_shown() -> None:
     report = _with_fix(text="mend " * 300)
     text = terminal.to_text(report, color=False, width=80)
     assert "mend" in text
-    assert ("count = mask.sum()" in text) == ("suggested code, not run:" in text)
+    assert ("count = mask.sum()" in text) == ("example, not run:" in text)
 
 
 @EVERY

@@ -98,7 +98,7 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_shows_it() -> None:
             (),
             "not confirmed: the fix of another cause removes it, too",
         ),
-        (Fix(text="x", verified=True), (), "confirmed by an intervention"),
+        (Fix(text="x", verified=True), (), "confirmed by intervention"),
         (
             Fix(
                 text="x",
@@ -126,9 +126,9 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_shows_it() -> None:
             ),
             (1.04e13, 2e13),
             (
-                "confirmed: with x the runs are equal (excess 4e+13 before, 0.02 "
-                "after); tried instead, the fixes of 2 other causes leave 1.04e+13 or "
-                "more"
+                "confirmed by intervention: with x the runs are equal (excess 4e+13 "
+                "before, 0.02 after); tried instead, the fixes of 2 other causes "
+                "leave 1.04e+13 or more"
             ),
         ),
         (
@@ -164,7 +164,7 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_shows_it() -> None:
             Fix(text="x", verified=True, excess_before=4e13, excess_after=0.02),
             (1.04e13, 2e13),
             (
-                "confirmed by an intervention: excess 4e+13 before, 0.02 after; "
+                "confirmed by intervention: excess 4e+13 before, 0.02 after; "
                 "tried instead, the fixes of 2 other causes leave 1.04e+13 or more"
             ),
         ),
@@ -180,7 +180,7 @@ def test_verdict_of_ranks_that_differ_from_each_other_alone_shows_it() -> None:
             Fix(text="x", verified=True, excess_before=7.0, excess_after=0.0),
             (0.5, 3.0),
             (
-                "confirmed by an intervention: excess 7 before, 0 after; tried "
+                "confirmed by intervention: excess 7 before, 0 after; tried "
                 "instead, the fix of c0 removes it, too, the fix of another cause "
                 "leaves 3"
             ),
