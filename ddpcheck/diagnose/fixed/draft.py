@@ -6,8 +6,9 @@ user's file by its path, has all its names, and defines again only what changes.
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,11 @@ class Draft:
     as it is. `before_ddp`: statements before that. `after_wrap`: statements on the
     `wrapped` model. `optimizer`: statements on the `made` optimizer. `parts`: functions
     and classes that these use.
+
+    `around`: context managers in which the ranks run the user's train_step; without
+    one, forward, loss and the optimizer's step. `building`: those in which they call
+    the user's wrap and optimizer. `before_step`, `after_step`: statements on the
+    `model`, the `optimizer` and the `batch` of a train_step.
     """
 
     imports: set[str] = field(default_factory=set)
@@ -57,13 +63,19 @@ class Draft:
     options: dict[str, str] | None = None
     after_wrap: str = ""
     optimizer: str = ""
+    around: list[str] = field(default_factory=list)
+    building: list[str] = field(default_factory=list)
+    before_step: str = ""
+    after_step: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
         statements = self.before_loss, self.after_loss, self.before_wrap
         of_objects = self.after_wrap, self.optimizer, self.loss
-        return not any((*statements, *of_objects)) and self.options is None
+        of_steps = self.around, self.building, self.before_step, self.after_step
+        changes = any((*statements, *of_objects, *of_steps))
+        return not changes and self.options is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,8 @@ class Written:
 def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Written:
     """Returns the text of fixed.py for a target that is a file."""
     assert ref.path is not None
+    if draft.around and not facts.has_train_step:
+        _spread(draft, facts)
     path = Path(ref.path).resolve()
     folder, module = importing.place(path)
     names = dict(ref.names)
@@ -138,13 +152,38 @@ def _order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
 
 
+def _spread(draft: Draft, facts: Facts) -> None:
+    """Puts what is around a step around what ddpcheck's own step calls."""
+    for context in draft.around:
+        draft.before_wrap += f"model.forward = {context}(model.forward)\n"
+        draft.optimizer += (
+            f"if dist.is_initialized():\n    made.step = {context}(made.step)\n"
+        )
+    if re.search(r"^(def )?loss\b", facts.source, re.MULTILINE):
+        draft.loss = "\n".join(
+            _within(draft.around, draft.loss or "value = {loss}(output, target)")
+        )
+
+
+def _within(contexts: Sequence[str], code: str) -> list[str]:
+    """Returns the lines of the code inside of the context managers."""
+    lines = code.strip("\n").splitlines()
+    if not contexts:
+        return lines
+    return [f"with {', '.join(contexts)}:", *_indented(code)]
+
+
 def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
     found = []  # what changes comes before what that uses
+    has_step = draft.around or draft.before_step or draft.after_step
+    if has_step and facts.has_train_step:
+        found.append(_train_step(draft, names.get("train_step", "train_step")))
     if draft.before_loss or draft.loss or draft.after_loss:
         found.append(_loss(draft, names.get("loss", "loss")))
-    if draft.before_wrap or draft.after_wrap or draft.options is not None:
+    is_wrapped = draft.before_wrap or draft.after_wrap or draft.options is not None
+    if is_wrapped or (draft.building and facts.has_wrap):
         found.append(_wrap(draft, facts, names.get("wrap", "wrap")))
-    if draft.optimizer:
+    if draft.optimizer or draft.building:
         found.append(_optimizer(draft, names.get("optimizer", "optimizer")))
     return found + [text.strip("\n") for text in draft.parts.values()]
 
@@ -163,6 +202,22 @@ def _loss(draft: Draft, name: str) -> str:
             "    return value",
         ]
     )
+
+
+def _train_step(draft: Draft, name: str) -> str:
+    call = f"original.{name}(model, optimizer, batch)"
+    lines = [
+        "def train_step(model, optimizer, batch):",
+        "    if not dist.is_initialized():  # the single process",
+        f"        return {call}",
+        *_indented(draft.before_step),
+    ]
+    if not draft.after_step:
+        ran = _within(draft.around, f"return {call}")
+        return "\n".join([*lines, *_indented("\n".join(ran))])
+    ran = _within(draft.around, f"value = {call}")
+    lines += _indented("\n".join(ran)) + _indented(draft.after_step)
+    return "\n".join([*lines, "    return value"])
 
 
 _BARE = '''\
@@ -184,32 +239,30 @@ def _wrap(draft: Draft, facts: Facts, name: str) -> str:
     given = "".join(f", {key}={value}" for key, value in options.items())
     made, before = f"DistributedDataParallel(model{given})", ""
     lines = ["def wrap(model):", *_indented(draft.before_wrap)]
+    within = draft.building
     if own and draft.options is None:
         made = own
     elif own:
         before = _BARE
-        lines.append(f"    model = bare({own})")
+        code = _within(within, f"model = bare({own})")
+        lines, within = [*lines, *_indented("\n".join(code))], []
     lines += _indented(draft.before_ddp)
+    last = "wrapped =" if draft.after_wrap else "return"
+    lines += _indented("\n".join(_within(within, f"{last} {made}")))
     if draft.after_wrap:
-        return before + "\n".join(
-            [
-                *lines,
-                f"    wrapped = {made}",
-                *_indented(draft.after_wrap),
-                "    return wrapped",
-            ]
-        )
-    return before + "\n".join([*lines, f"    return {made}"])
+        lines += [*_indented(draft.after_wrap), "    return wrapped"]
+    return before + "\n".join(lines)
 
 
 _USUAL = "getattr(original, {name!r}, lambda p: torch.optim.SGD(p, lr=0.1))"
 
 
 def _optimizer(draft: Draft, name: str) -> str:
+    usual = _USUAL.format(name=name)
     return "\n".join(
         [
             "def optimizer(params):",
-            f"    made = {_USUAL.format(name=name)}(params)",
+            *_indented("\n".join(_within(draft.building, f"made = {usual}(params)"))),
             *_indented(draft.optimizer),
             "    return made",
         ]

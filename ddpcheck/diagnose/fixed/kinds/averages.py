@@ -1,4 +1,4 @@
-"""Fixes that average gradients over ranks before the optimizer's step."""
+"""Fixes that average gradients over ranks: after a backward, or before a step."""
 
 from __future__ import annotations
 
@@ -6,50 +6,151 @@ from ddpcheck.diagnose.fixed.draft import Draft
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.run.intervention import AverageGradients, Intervention, Switch
 
-# Whatever leaves gradients local, or reduces them too early: see average_at_step.
+
+def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
+    """Adds the average; another way to get it at the second attempt."""
+    has_step, is_first = wanted.facts.has_train_step, not wanted.attempt
+    if fix is Switch.ALWAYS_SYNC and is_first:
+        reduce_every_backward(draft)
+    elif fix is Switch.AVERAGED_AUTOGRAD_GRAD and has_step and is_first:
+        average_slopes(draft)
+    elif fix is Switch.AVERAGED_AT_UPDATE and has_step and is_first:
+        average_after_backward(draft, wanted)
+    elif fix in _AVERAGES or isinstance(fix, AverageGradients):
+        average_at_step(draft, wanted)
+    else:
+        return False
+    return True
+
+
+# Whatever leaves gradients local, or reduces them too early.
 _AVERAGES = (
     Switch.ALWAYS_SYNC,
     Switch.AVERAGED_AT_UPDATE,
     Switch.AVERAGED_AUTOGRAD_GRAD,
     Switch.FILLED_GRADIENTS,
 )
-
-
-def add(fix: Intervention, _: Wanted, draft: Draft) -> bool:
-    """Adds the average."""
-    if fix not in _AVERAGES and not isinstance(fix, AverageGradients):
-        return False
-    average_at_step(draft)
-    return True
-
-
-_AVERAGED = '''\
-def averaging(optimizer, step):
-    """Averages gradients over ranks before each step: DDP reduces none of them."""
+_AVERAGE = '''\
+def average(parameters):
+    """Averages the gradients that any rank has over all ranks."""
+    for p in parameters:
+        has = torch.tensor(float(p.grad is not None), device=p.device)
+        dist.all_reduce(has)
+        if has:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+'''
+_OFF = """\
+for module in wrapped.modules():
+    if isinstance(module, DistributedDataParallel):
+        # As within no_sync(): gradients are averaged {when} instead.
+        module.require_backward_grad_sync = False
+"""
+_AFTER_BACKWARD = '''\
+@contextlib.contextmanager
+def averaged(model, optimizer):
+    """Averages the gradients of all parameters over ranks after each backward."""
+    backward = torch.autograd.backward
 
     def run(*args, **kwargs):
-        groups = optimizer.param_groups if dist.is_initialized() else []
-        for p in (p for group in groups for p in group["params"]):
-            has = torch.tensor(float(p.grad is not None), device=p.device)
-            dist.all_reduce(has)  # on any rank
-            if has:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()
-        return step(*args, **kwargs)
+        backward(*args, **kwargs)
+        of_optimizer = (p for g in optimizer.param_groups for p in g["params"])
+        average(dict.fromkeys([*model.parameters(), *of_optimizer]))
 
-    return run
+    with mock.patch.object(torch.autograd, "backward", run):
+        yield
+'''
+_AT_STEPS = '''\
+@contextlib.contextmanager
+def averaged():
+    """Averages gradients over ranks before each step of any optimizer."""
+
+    def before(optimizer, *_):
+        average(p for group in optimizer.param_groups for p in group["params"])
+
+    hook = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+'''
+_AT_STEP = '''\
+def averaged(optimizer, *_):
+    """Averages gradients over ranks before a step."""
+    if dist.is_initialized():
+        average(p for group in optimizer.param_groups for p in group["params"])
 '''
 
 
-def average_at_step(draft: Draft) -> None:
-    """Averages gradients over ranks once, right before the optimizer's step."""
-    if "averaging" in draft.parts:
+def average_after_backward(draft: Draft, wanted: Wanted) -> None:
+    """Averages all gradients after each backward; before a clip, as DDP does."""
+    if "averaged" in draft.parts:
         return
-    draft.options = draft.options or {}
-    draft.parts["averaging"] = _AVERAGED
-    draft.optimizer += "made.step = averaging(made, made.step)\n"
+    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.parts |= {"averaged": _AFTER_BACKWARD, "average": _AVERAGE}
+    draft.around.append("averaged(model, optimizer)")
+    _switch_off(draft, wanted, "after backward")
+
+
+def average_at_step(draft: Draft, wanted: Wanted) -> None:
+    """Averages gradients over ranks once, right before an optimizer's step."""
+    if "average" in draft.parts:
+        return
+    if wanted.facts.has_train_step:
+        draft.imports |= {
+            "import contextlib",
+            "from torch.optim.optimizer import register_optimizer_step_pre_hook",
+        }
+        draft.parts["averaged"] = _AT_STEPS
+        draft.around.append("averaged()")
+    else:
+        draft.parts["averaged"] = _AT_STEP
+        draft.optimizer += "made.register_step_pre_hook(averaged)\n"
+    draft.parts["average"] = _AVERAGE
+    _switch_off(draft, wanted, "before a step")
+
+
+def _switch_off(draft: Draft, wanted: Wanted, when: str) -> None:
+    draft.after_wrap += _OFF.format(when=when)
+    if "static_graph" in wanted.facts.source:
+        draft.options = draft.options or {}  # a static graph is reduced even so
+
+
+def reduce_every_backward(draft: Draft) -> None:
+    """Makes no_sync() of DDP do nothing."""
+    draft.imports.add("import contextlib")
     draft.after_wrap += (
-        "# As within no_sync(): gradients are averaged before the step instead.\n"
-        "wrapped.require_backward_grad_sync = False\n"
+        "for module in wrapped.modules():\n"
+        "    if isinstance(module, DistributedDataParallel):\n"
+        "        module.no_sync = contextlib.nullcontext  # reduces every backward\n"
     )
+
+
+_SLOPES = '''\
+@contextlib.contextmanager
+def averaged_slopes(model):
+    """Averages what torch.autograd.grad returns of parameters: DDP sees none of it."""
+    grad = torch.autograd.grad
+
+    def run(outputs, inputs, *args, **kwargs):
+        inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        found = grad(outputs, inputs, *args, **kwargs)
+        own = {id(p) for p in model.parameters()}
+        if kwargs.get("create_graph") or any(id(p) not in own for p in inputs):
+            return found
+        for slope in (g for g in found if g is not None):
+            dist.all_reduce(slope)
+            slope /= dist.get_world_size()
+        return found
+
+    with mock.patch.object(torch.autograd, "grad", run):
+        yield
+'''
+
+
+def average_slopes(draft: Draft) -> None:
+    """Averages the results of torch.autograd.grad."""
+    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.parts["averaged_slopes"] = _SLOPES
+    draft.around.append("averaged_slopes(model)")

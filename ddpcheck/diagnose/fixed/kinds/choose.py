@@ -8,7 +8,9 @@ from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds import (
     averages,
     counts,
+    decisions,
     gathers,
+    hooks,
     norms,
     scales,
     wrappers,
@@ -25,8 +27,11 @@ _FAMILIES = (
     gathers.add,
     wrappers.add,
     averages.add,
+    decisions.add,
+    hooks.add,
     counts.add,
 )
+_ATTEMPTS = 2
 
 
 def drafts(
@@ -37,19 +42,17 @@ def drafts(
     None if a cause has an intervention that no kind of fix makes.
     """
     fixes = list(dict.fromkeys(fix for p in proposals for fix in p.fixes))
+    local = [name for p in proposals for name in p.local]
     by_hand = any(p.by_hand for p in proposals)
-    if by_hand and facts.has_wrap:
-        made = _all_of([Switch.REWRAP, *fixes], facts, world_size)
-        if made is not None:
-            yield made
+    rewrapped = [Switch.REWRAP, *fixes]
+    if by_hand and facts.has_wrap and not facts.has_train_step:
+        yield from _drafts(rewrapped, facts, world_size)
     if by_hand:
-        made = _all_of([Switch.AVERAGED_AT_UPDATE, *fixes], facts, world_size)
-        if made is not None:
-            yield made
+        first = any("[" in name for name in local)  # in no module: of an optimizer
+        averaged = [Switch.AVERAGED_AT_UPDATE, *fixes]
+        yield from _drafts(averaged, facts, world_size, first=int(first))
     if fixes and not by_hand and not any(p.noise for p in proposals):
-        made = _all_of(fixes, facts, world_size)
-        if made is not None:
-            yield made
+        yield from _drafts(fixes, facts, world_size)
     are_of_loss = all(p.link == "loss" for p in proposals)
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
     if are_of_loss and not (by_hand or is_gathered or facts.has_train_step):
@@ -58,10 +61,22 @@ def drafts(
         yield draft
 
 
-def _all_of(
-    fixes: Iterable[Intervention], facts: Facts, world_size: int
-) -> Draft | None:
-    wanted = Wanted(fixes=tuple(fixes), facts=facts, world_size=world_size)
+def _drafts(
+    fixes: Iterable[Intervention], facts: Facts, world_size: int, first: int = 0
+) -> Iterator[Draft]:
+    """Yields the draft of the first attempt, and of the second if that is another."""
+    known: list[Draft] = []
+    for attempt in range(first, _ATTEMPTS):
+        wanted = Wanted(
+            fixes=tuple(fixes), facts=facts, world_size=world_size, attempt=attempt
+        )
+        draft = _all_of(wanted)
+        if draft is not None and draft not in known:
+            known.append(draft)
+            yield draft
+
+
+def _all_of(wanted: Wanted) -> Draft | None:
     draft = Draft()
     for fix in wanted.fixes:
         if not any(add(fix, wanted, draft) for add in _FAMILIES):

@@ -11,11 +11,15 @@ from ddpcheck.run.intervention import Intervention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The fixes of one file: all of them, as one may say how another is made."""
+    """The fixes of one file: all of them, as one may say how another is made.
+
+    `attempt`: 1 where the file of attempt 0 did not train as the single process.
+    """
 
     fixes: tuple[Intervention, ...]
     facts: Facts
     world_size: int
+    attempt: int = 0
 
 
 def listed(names: Sequence[str]) -> str:

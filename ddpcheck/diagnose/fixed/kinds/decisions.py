@@ -1,0 +1,99 @@
+"""Fixes of what a rank decides by itself: all ranks decide by the same numbers."""
+
+from __future__ import annotations
+
+import re
+
+from ddpcheck.diagnose.fixed.draft import Draft
+from ddpcheck.diagnose.fixed.kinds.family import Wanted
+from ddpcheck.run.intervention import Intervention, Substitute, Switch
+
+
+def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
+    """Adds what makes ranks decide alike."""
+    if fix is Switch.MEAN_OF_NUMBERS or fix is Switch.SUM_OF_NUMBERS:
+        share_numbers(draft, sums=fix is Switch.SUM_OF_NUMBERS)
+    elif fix is Switch.FIRST_RANK:
+        act_as_first(draft, wanted)
+    elif isinstance(fix, Substitute) and fix.boundary == "schedule":
+        share_schedule(draft, wanted)
+    else:
+        return False
+    return True
+
+
+_NUMBERS = '''\
+READS = "item", "float", "int", "bool", "lt", "le", "gt", "ge"
+
+
+class Shared(TorchFunctionMode):
+    """Every number that the code reads of a tensor is the mean over ranks.
+
+    A condition holds if it holds on any rank.{of_counts} All ranks read equally often.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        reads = func.__name__.strip("_") in READS
+        if reads and all(n.numel() == 1 for n in args if torch.is_tensor(n)):
+            args = [shared(n) if torch.is_tensor(n) else n for n in args]
+        made = func(*args, **(kwargs or {{}}))
+        if func.__name__ == "backward":  # the loss is then that of all samples
+            args[0].data.copy_(shared(args[0]))
+        return made
+
+
+def shared(number):
+    total = number.detach().double()
+    is_condition = number.dtype == torch.bool
+    dist.all_reduce(total, dist.ReduceOp.MAX if is_condition else dist.ReduceOp.SUM)
+    if not is_condition{unless_count}:
+        total = total / dist.get_world_size()
+    return total.to(number.dtype)
+'''
+
+
+def share_numbers(draft: Draft, *, sums: bool) -> None:
+    """Reduces each number over ranks when it is read; `sums`: counts are added."""
+    draft.imports.add("from torch.overrides import TorchFunctionMode")
+    draft.parts["Shared"] = _NUMBERS.format(
+        of_counts=" Counts are added." if sums else "",
+        unless_count=" and number.is_floating_point()" if sums else "",
+    )
+    draft.around.append("Shared()")
+
+
+_FIRST = 'mock.patch.object(dist, "get_rank", lambda *_: 0)'
+_FIRST_BY_NAME = 'mock.patch.object(original, "get_rank", lambda *_: 0)'
+
+
+def act_as_first(draft: Draft, wanted: Wanted) -> None:
+    """Gives code that asks for its rank the answer 0: all ranks do what rank 0 does."""
+    draft.imports.add("from unittest import mock")
+    by_name = re.search(
+        r"^from torch\.distributed import .*\bget_rank\b",
+        wanted.facts.source,
+        re.MULTILINE,
+    )
+    first = _FIRST_BY_NAME if by_name else _FIRST
+    for contexts in (draft.around, draft.building):
+        if first not in contexts:
+            contexts.append(first)
+
+
+_ONE = 'mock.patch.object(dist, "get_world_size", lambda *_: 1)'
+
+
+def share_schedule(draft: Draft, wanted: Wanted) -> None:
+    """Gives all ranks the learning rate of the single process.
+
+    First: it depends on numbers of the rank's own. Then: on the rank, or how many.
+    """
+    source = wanted.facts.source
+    asks = re.search(r"get_rank|get_world_size|is_initialized", source)
+    if bool(asks) == bool(wanted.attempt):
+        share_numbers(draft, sums=False)
+        return
+    draft.imports.add("from unittest import mock")
+    act_as_first(draft, wanted)
+    draft.around.append(_ONE)
+    draft.building.append(_ONE)
