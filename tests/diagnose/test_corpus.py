@@ -27,7 +27,7 @@ def _marks(program: Program) -> list[pytest.MarkDecorator]:
 ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]
 
 
-@pytest.mark.usefixtures("no_script")
+@pytest.mark.usefixtures("causes_alone")
 @pytest.mark.parametrize("program", ALL)
 def test_program_yields_what_its_header_says(
     program: Program,

@@ -11,7 +11,7 @@ from ddpcheck.report.pages import pages
 from tests.corpus.programs import programs
 from tests.diagnose.test_rules import checked
 
-pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("no_script")]
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 # What differs may begin later, or a count fit at first by chance.
 OTHER_DATA = [

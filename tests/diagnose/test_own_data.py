@@ -10,7 +10,7 @@ from ddpcheck.ranks.pool import Pool
 from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
-pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("no_script")]
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 
 def test_samples_are_told_in_numbers(pool: Pool, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Trains a target in plain torch, in one process and on ranks, without ddpcheck.
 
-    python judge.py FILE ...
+    python judge.py
 
-Prints the worst relative difference of weights and buffers of each file at two ranks
-and at four, one per line; "inf" where a rank fails.
+Reads names of files, one per line. Prints the worst relative difference of weights and
+buffers of each file at two ranks and at four, one per line; "inf" where a rank fails.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
+WORLD_SIZES = (2, 4)
 DEADLINE_S = 60
 
 
@@ -136,6 +137,6 @@ def difference(path: str, world_size: int) -> float:
 if __name__ == "__main__":
     # Optimizers import it: here once, before the forks.
     importlib.import_module("torch._dynamo")
-    for file in sys.argv[1:]:
-        for size in (2, 4):
-            sys.stdout.write(f"{difference(file, size)}\n")
+    for line in sys.stdin:
+        for size in WORLD_SIZES:
+            print(difference(line.removesuffix("\n"), size), flush=True)  # noqa: T201

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.diagnose.head import HEAD, STEP
 
 pytestmark = pytest.mark.usefixtures("no_script")
 ROUNDING = 1e-12
+Differences = Callable[[Path], list[float]]
 SUM = """
 model = nn.Linear(4, 3)
 def loss(output, target):
@@ -80,11 +82,26 @@ def checked(
     return checking.check(pool, TargetRef(path=str(path)), options)
 
 
-def differences(path: Path) -> list[float]:
-    """Returns what a script in plain torch finds of a file at two and four ranks."""
-    command = [sys.executable, judge.__file__, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return list(map(float, done.stdout.split()))
+@pytest.fixture(scope="module")
+def differences() -> Iterator[Differences]:
+    """What a script in plain torch finds of a file at two and four ranks.
+
+    One process for all files: importing torch and its compiler takes as long as three
+    of these tests. The script forks a process for each training.
+    """
+    command = [sys.executable, judge.__file__]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        given, answers = process.stdin, process.stdout
+        assert given is not None
+        assert answers is not None
+
+        def found(path: Path) -> list[float]:
+            given.write(f"{path}\n")
+            given.flush()
+            return [float(answers.readline()) for _ in judge.WORLD_SIZES]
+
+        yield found
 
 
 def written(folder: Path, source: str) -> Path:
@@ -116,20 +133,22 @@ PAGES = (
 
 @pytest.mark.parametrize("source", CASES.values(), ids=CASES)
 def test_fixed_file_trains_as_the_single_process(
-    source: str, pool: Pool, tmp_path: Path
+    source: str, pool: Pool, tmp_path: Path, differences: Differences
 ) -> None:
-    _trains_equally(pool, tmp_path, HEAD + source)
+    _trains_equally(pool, tmp_path, HEAD + source, differences)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", PAGES)
 def test_fixed_file_of_a_page_trains_as_the_single_process(
-    slug: str, pool: Pool, tmp_path: Path
+    slug: str, pool: Pool, tmp_path: Path, differences: Differences
 ) -> None:
-    _trains_equally(pool, tmp_path, pages.targets(slug)[0])
+    _trains_equally(pool, tmp_path, pages.targets(slug)[0], differences)
 
 
-def _trains_equally(pool: Pool, tmp_path: Path, source: str) -> None:
+def _trains_equally(
+    pool: Pool, tmp_path: Path, source: str, differences: Differences
+) -> None:
     path = written(tmp_path, source)
     report = checked(pool, path)
     proofs = {f.fix.proof for f in report.findings if f.fix and f.fix.verified}
@@ -142,7 +161,9 @@ def _trains_equally(pool: Pool, tmp_path: Path, source: str) -> None:
     assert max(differences(fixed)) < ROUNDING
 
 
-def test_judge_sees_the_fault_that_the_file_mends(tmp_path: Path) -> None:
+def test_judge_sees_the_fault_that_the_file_mends(
+    tmp_path: Path, differences: Differences
+) -> None:
     assert min(differences(written(tmp_path, HEAD + SUM))) > ROUNDING
 
 
