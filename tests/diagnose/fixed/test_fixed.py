@@ -42,6 +42,47 @@ COUNTED = """
 batch = torch.randn(8, 4), torch.tensor([0, -100, -100, 2, 1, -100, 0, 1])
 model = nn.Linear(4, 3)
 """
+COUNTED_TARGETS = """
+batch = torch.randn(8, 4), {"y": torch.randn(8, 3), "on": torch.arange(8) < 3}
+model = nn.Linear(4, 3)
+def loss(output, target):
+    each = (output - target["y"]).square().sum(1)
+    return (each * target["on"]).sum() / target["on"].sum().clamp(min=1)
+"""
+COUNTED_INPUTS = """
+labels = torch.tensor([0, -100, -100, 2, 1, -100, 0, 1])
+batch = {"x": torch.randn(8, 4), "labels": labels}, torch.zeros(8)
+class Net(nn.Linear):
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(super().forward(x), labels)
+model = Net(4, 3)
+def loss(output, target):
+    return output
+"""
+COUNTED_STEP = f"""
+batch = torch.randn(8, 4), torch.tensor([0, -100, -100, 2, 1, -100, 0, 1])
+model = nn.Linear(4, 3)
+{STEP}
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+PAIRED_STEP = f"""
+batch = torch.randn(9, 4), torch.arange(9) % 3
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+{STEP}
+    out = model(x)
+    near = nn.functional.cross_entropy(out @ out.T, torch.arange(len(x)))
+    (near + nn.functional.cross_entropy(out, y)).backward()
+    optimizer.step()
+"""
+PIECES = f"""
+batch = torch.randn(16, 4), torch.tensor([0, -100, -100, 2, 1, -100, 0, 1] * 2)
+model = nn.Linear(4, 3)
+{STEP}
+    for piece, label in zip(x.split(6), y.split(6)):
+        (nn.functional.cross_entropy(model(piece), label) / 3).backward()
+    optimizer.step()
+"""
 COUPLED = """
 import dataclasses
 @dataclasses.dataclass
@@ -70,7 +111,12 @@ CASES = {
     "sum-in-own-step": OWN_STEP,
     "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
     "count": COUNTED,
+    "count-in-a-dict": COUNTED_TARGETS,
+    "count-in-inputs": COUNTED_INPUTS,
+    "count-in-own-step": COUNTED_STEP,
     "coupled": COUPLED,
+    "pairs-in-own-step": PAIRED_STEP,
+    "pieces-in-own-step": PIECES,
 }
 
 
@@ -115,6 +161,7 @@ def written(folder: Path, source: str) -> Path:
 # Of each kind of fix some pages, whose examples it mends.
 PAGES = (
     "collective/backward-double-count",
+    "collective/layout",
     "collective/no-autograd",
     "ddp/forward-bypassed",
     "ddp/frozen-after-wrap",

@@ -13,6 +13,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     hooks,
     norms,
     scales,
+    whole_steps,
     wrappers,
 )
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
@@ -25,6 +26,7 @@ _FAMILIES = (
     scales.add,
     norms.add,
     gathers.add,
+    whole_steps.add,
     wrappers.add,
     averages.add,
     decisions.add,
@@ -55,10 +57,8 @@ def drafts(
         yield from _drafts(fixes, facts, world_size)
     are_of_loss = all(p.link == "loss" for p in proposals)
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
-    if are_of_loss and not (by_hand or is_gathered or facts.has_train_step):
-        draft = Draft()
-        gathers.gather(draft, facts, is_alone=facts.asks_group)
-        yield draft
+    if are_of_loss and not (by_hand or is_gathered):
+        yield from _drafts([GlobalLoss()], facts, world_size)
 
 
 def _drafts(

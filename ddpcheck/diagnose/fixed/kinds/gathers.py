@@ -15,12 +15,10 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         return True
     if facts.has_train_step:
         return False
-    hides = Switch.LOSS_WITHOUT_RANKS in wanted.fixes
     if isinstance(fix, GlobalLoss):
-        is_usual = fix.modules in ((), ("",)) and not fix.outputs
-        if not is_usual:
+        if fix.modules not in ((), ("",)):
             return False
-        gather(draft, facts, is_alone=hides)
+        gather(draft, facts)
         return True
     return fix is Switch.LOSS_WITHOUT_RANKS and any(
         isinstance(other, GlobalLoss) for other in wanted.fixes
@@ -60,11 +58,11 @@ def each(change, value):
 def add_gathered(draft: Draft, facts: Facts) -> None:
     """Adds the function that gathers."""
     draft.imports.add("from torch.distributed.nn.functional import all_gather")
-    mapped = _mapped(draft, facts, "rows", "value")
-    draft.parts["gathered"] = _GATHERED.format(mapped=mapped)
+    rows = mapped(draft, facts, "rows", "value")
+    draft.parts["gathered"] = _GATHERED.format(mapped=rows)
 
 
-def _mapped(draft: Draft, facts: Facts, change: str, value: str) -> str:
+def mapped(draft: Draft, facts: Facts, change: str, value: str) -> str:
     """Returns the code that changes every tensor in a value, and adds what it needs.
 
     torch's trees know no dataclass.
@@ -94,11 +92,11 @@ finally:
 """
 
 
-def gather(draft: Draft, facts: Facts, *, is_alone: bool) -> None:
+def gather(draft: Draft, facts: Facts) -> None:
     """Gives the loss the outputs and targets of all ranks, with gradient."""
     add_gathered(draft, facts)
     draft.before_loss += _ALL_ROWS
-    if is_alone:
+    if facts.asks_group:
         draft.loss = _ALONE
 
 
@@ -137,8 +135,8 @@ def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
     name, compute = fix.name, _MADE
     if fix.hides and facts.asks_group:
         compute = _MADE_ALONE
-    mapped = _mapped(draft, facts, "own", "made")
-    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, mapped=mapped)
+    made = mapped(draft, facts, "own", "made")
+    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, mapped=made)
     add_gathered(draft, facts)
     module = f"model.get_submodule({name!r})" if name else "model"
     draft.before_wrap += f"of_all_ranks({module})\n"
