@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from ddpcheck.checking import opening
 from ddpcheck.ranks.pool import Pool, Preload
+from ddpcheck.run.session.session import Session
 from ddpcheck.suite import runner
 
 # The compiler, and what its backends import.
@@ -49,6 +51,26 @@ def same_generators() -> Iterator[None]:
     yield
     random.setstate(python)
     np.random.set_state(arrays)  # noqa: NPY002
+
+
+@pytest.fixture
+def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the smallest run that reproduce.py makes: a sixth of the time.
+
+    Tests of the script are test_reproduce's; the examples of all pages have theirs.
+    """
+    monkeypatch.setattr("ddpcheck.diagnose.shrink.smallest", lambda _, it, *__: it)
+
+
+@pytest.fixture
+def causes_alone(no_script: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """No run of fixed.py either, a third of the time: for tests of findings.
+
+    fixed.py is written, but like a recorded case's it is not run, so each fix keeps the
+    proof that the search gave it. Tests of the file are fixed/test_fixed's; the
+    examples of all pages run theirs.
+    """
+    monkeypatch.setattr(Session, "of_file", lambda *_: contextlib.nullcontext())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

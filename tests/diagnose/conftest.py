@@ -10,7 +10,6 @@ import pytest
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.ranks.task import Task
-from ddpcheck.run.session.session import Session
 
 
 @pytest.fixture
@@ -28,26 +27,6 @@ def _early_question(
 ) -> None:
     """Ranks that wait for each other are asked after 0.4 s; see ranks/task.py."""
     monkeypatch.setattr("ddpcheck.run.session.session.LOOKS", 2)
-
-
-@pytest.fixture
-def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search for the smallest run that reproduce.py makes: a sixth of the time.
-
-    Tests of the script are test_reproduce's; the examples of all pages have theirs.
-    """
-    monkeypatch.setattr("ddpcheck.diagnose.shrink.smallest", lambda _, it, *__: it)
-
-
-@pytest.fixture
-def causes_alone(no_script: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """No run of fixed.py either, a third of the time: for tests of findings.
-
-    fixed.py is written, but like a recorded case's it is not run, so each fix keeps the
-    proof that the search gave it. Tests of the file are fixed/test_fixed's; the
-    examples of all pages run theirs.
-    """
-    monkeypatch.setattr(Session, "run_file", lambda *_: iter(()))
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from ddpcheck.ranks.pool import Pool
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 # A regulariser is updated, never called. Rows of one length let the shards agree at
 # first.
 _REGULARISED = """

@@ -17,6 +17,8 @@ from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.diagnose.head import HEAD
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 # Rows 2i and 2i + 1 are a pair; a shard of 3 rows cuts one, and no half of the batch.
 NEIGHBOURS = """
 model = nn.Linear(4, 1)

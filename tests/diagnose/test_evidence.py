@@ -13,6 +13,8 @@ from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 
 def _evidence(pool: Pool, folder: Path, slug: str) -> tuple[str, Evidence]:
     path = folder / "mymodel.py"

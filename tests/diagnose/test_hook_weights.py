@@ -10,7 +10,7 @@ from ddpcheck.ranks.pool import Pool
 from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
-pytestmark = pytest.mark.corpus
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 
 def test_weights_are_those_of_the_step_before(pool: Pool, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.render import wording
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 HEAD = """\
 import torch
 from torch import nn

@@ -19,7 +19,7 @@ from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
-pytestmark = pytest.mark.corpus
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 RECORD = "ddpcheck.diagnose.probes.reference:record"
 JUDGE = "ddpcheck.diagnose.probes.rank:judge"

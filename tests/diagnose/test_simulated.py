@@ -11,6 +11,8 @@ from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 
 def _check(
     pool: Pool, model: str, loss: str, simulate: tuple[int, ...], *, norm: str = "asis"

@@ -11,7 +11,7 @@ from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
-pytestmark = pytest.mark.corpus
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 _FITTED = (
     "given the single-process buffers, it does not; when the model has the samples "

@@ -15,6 +15,8 @@ from tests.corpus import programs
 from tests.diagnose.head import HEAD
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 
 @pytest.fixture
 def without_their_rules(monkeypatch: pytest.MonkeyPatch) -> None:

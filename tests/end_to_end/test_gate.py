@@ -1,13 +1,23 @@
-"""--accept and --baseline on real ranks: what is worse than what was accepted fails."""
+"""--accept and --baseline on real ranks: what is worse than what was accepted fails.
+
+The command line runs in this process, on the ranks of the session: what decides an exit
+code is the same as in a process of its own, which would import torch for each command.
+One test has the command in its own process, and one has pytest's.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpcheck.checking import checking
+from ddpcheck.cli import main as cli
+from ddpcheck.ranks.pool import Pool
 from tests.end_to_end.conftest import Terminal
 from tests.end_to_end.test_plugin import run
 
@@ -69,14 +79,44 @@ def loss(output, target):
 """
 ACCEPT = "--accept=loss/local-normalizer=by design"
 DDP = "--modes=ddp"
+ARGUMENTS = ("mymodel.py", "--json", "now.json")
 
 
-def _check(terminal: Terminal, *options: str) -> tuple[int, dict[str, Any]]:
-    """Returns the exit code of a check of mymodel.py, and its report."""
-    ended = terminal.run("mymodel.py", "--json", "now.json", *options)
-    document = json.loads((terminal.folder / "now.json").read_text(encoding="utf-8"))
-    assert document["exit_code"] == ended.exit_code
-    return ended.exit_code, document
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Checks of mymodel.py in a folder of its own."""
+
+    folder: Path
+
+    def write(self, text: str) -> None:
+        """Writes mymodel.py."""
+        (self.folder / "mymodel.py").write_text(text, encoding="utf-8")
+
+    def check(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """Returns the exit code of a check of mymodel.py, and its report."""
+        code = cli.main([*ARGUMENTS, *options])
+        return code, self.report(code)
+
+    def report(self, code: int) -> dict[str, Any]:
+        """Returns the report of a check that had this exit code."""
+        text = (self.folder / "now.json").read_text(encoding="utf-8")
+        document: dict[str, Any] = json.loads(text)
+        assert document["exit_code"] == code
+        return document
+
+
+@pytest.fixture
+def gate(
+    pool: Pool,
+    causes_alone: None,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Gate:
+    """The command line on the ranks of the session, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    check = functools.partial(checking.check, pool)
+    monkeypatch.setattr(checking, "check_file", check)
+    return Gate(tmp_path)
 
 
 def _findings(document: dict[str, Any]) -> list[tuple[str, list[int], str | None]]:
@@ -84,10 +124,10 @@ def _findings(document: dict[str, Any]) -> list[tuple[str, list[int], str | None
 
 
 def test_nan_on_one_rank_is_not_covered_by_the_cause_of_other_world_sizes(
-    terminal: Terminal,
+    gate: Gate,
 ) -> None:
-    terminal.write(MASKED)
-    code, document = _check(terminal, DDP, "--world-sizes=2,4,8", ACCEPT)
+    gate.write(MASKED)
+    code, document = gate.check(DDP, "--world-sizes=2,4,8", ACCEPT)
     assert code == 1
     assert _findings(document) == [
         ("loss/local-normalizer", [0, 1], "by design"),
@@ -96,22 +136,21 @@ def test_nan_on_one_rank_is_not_covered_by_the_cause_of_other_world_sizes(
     assert document["findings"][0]["proven_runs"] == [0, 1]
     assert document["warnings"] == []
     # Who accepts that by its own name knows of it.
-    code, _ = _check(
-        terminal, DDP, "--world-sizes=4,8", ACCEPT, "--accept=loss/empty-shard=so"
-    )
+    also = "--accept=loss/empty-shard=so"
+    code, _ = gate.check(DDP, "--world-sizes=4,8", ACCEPT, also)
     assert code == 0
 
 
 @pytest.mark.slow
 def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
-    terminal: Terminal,
+    gate: Gate,
 ) -> None:
-    terminal.write(MASKED)
-    assert _check(terminal, DDP, "--world-sizes=2,4")[0] == 1
-    (terminal.folder / "now.json").rename(terminal.folder / "known.json")
+    gate.write(MASKED)
+    assert gate.check(DDP, "--world-sizes=2,4")[0] == 1
+    (gate.folder / "now.json").rename(gate.folder / "known.json")
     baseline = "--baseline=known.json"
-    assert _check(terminal, DDP, "--world-sizes=2,4", baseline)[0] == 0
-    code, document = _check(terminal, DDP, "--world-sizes=2,4,8", baseline)
+    assert gate.check(DDP, "--world-sizes=2,4", baseline)[0] == 0
+    code, document = gate.check(DDP, "--world-sizes=2,4,8", baseline)
     assert code == 1
     assert _findings(document) == [
         ("loss/local-normalizer", [0, 1], "in the baseline known.json"),
@@ -125,10 +164,10 @@ def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
 
 @pytest.mark.slow
 def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
-    terminal: Terminal,
+    gate: Gate,
 ) -> None:
-    terminal.write(RAISING)
-    code, document = _check(terminal, DDP, "--world-sizes=2,8", ACCEPT)
+    gate.write(RAISING)
+    code, document = gate.check(DDP, "--world-sizes=2,8", ACCEPT)
     assert code == 1
     assert _findings(document) == [
         ("loss/local-normalizer", [0], "by design"),
@@ -137,10 +176,10 @@ def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
 
 
 @pytest.mark.slow
-def test_second_cause_at_one_world_size_is_not_covered(terminal: Terminal) -> None:
-    terminal.write(SECOND)
+def test_second_cause_at_one_world_size_is_not_covered(gate: Gate) -> None:
+    gate.write(SECOND)
     accept = "--accept=norm/local-batch-stats=by design"
-    code, document = _check(terminal, "--world-sizes=2,4", accept)
+    code, document = gate.check("--world-sizes=2,4", accept)
     assert code == 1
     covered, *rest = _findings(document)
     assert covered == ("norm/local-batch-stats", [0, 1, 2, 3], "by design")
@@ -150,9 +189,9 @@ def test_second_cause_at_one_world_size_is_not_covered(terminal: Terminal) -> No
 
 @pytest.mark.slow
 def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
-    terminal: Terminal,
+    gate: Gate,
 ) -> None:
-    terminal.write(
+    gate.write(
         SECOND.replace(" * (2.0 if len(target) == 2 else 1.0)", "").replace(
             "    return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))",
             "    return Net(nn.Linear(6, 3), nn.BatchNorm1d(3))\n\n\n"
@@ -163,7 +202,7 @@ def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
         )
     )
     accept = "--accept=norm/local-batch-stats=by design"
-    code, document = _check(terminal, "--world-sizes=2", accept)
+    code, document = gate.check("--world-sizes=2", accept)
     assert code == 1
     assert _findings(document) == [
         ("norm/local-batch-stats", [0, 1], "by design"),
@@ -175,11 +214,11 @@ def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
 @pytest.mark.slow
 @pytest.mark.parametrize("modes", ["dp", "dp,ddp"])
 def test_cause_that_explains_every_run_passes_without_a_warning(
-    modes: str, terminal: Terminal
+    modes: str, gate: Gate
 ) -> None:
-    terminal.write(SECOND.replace(" * (2.0 if len(target) == 2 else 1.0)", ""))
+    gate.write(SECOND.replace(" * (2.0 if len(target) == 2 else 1.0)", ""))
     accept = "--accept=norm/local-batch-stats=by design"
-    code, document = _check(terminal, f"--modes={modes}", "--world-sizes=2,4", accept)
+    code, document = gate.check(f"--modes={modes}", "--world-sizes=2,4", accept)
     assert (code, document["warnings"]) == (0, [])
     (finding,) = document["findings"]
     assert finding["runs"] == finding["proven_runs"] == [*range(len(document["runs"]))]
@@ -187,7 +226,9 @@ def test_cause_that_explains_every_run_passes_without_a_warning(
 
 def test_without_fixes_what_passes_is_reported_as_unproven(terminal: Terminal) -> None:
     terminal.write(MASKED)
-    code, document = _check(terminal, DDP, "--world-sizes=2", ACCEPT, "--no-fix")
+    options = (DDP, "--world-sizes=2", ACCEPT, "--no-fix")
+    code = terminal.run(*ARGUMENTS, *options).exit_code
+    document = Gate(terminal.folder).report(code)
     assert code == 0
     assert document["warnings"] == [
         "accepted without a proof: loss/local-normalizer in ddp W=2; no run with its "
@@ -196,21 +237,21 @@ def test_without_fixes_what_passes_is_reported_as_unproven(terminal: Terminal) -
 
 
 @pytest.mark.slow
-def test_acceptances_of_project_and_target_add_up(terminal: Terminal) -> None:
+def test_acceptances_of_project_and_target_add_up(gate: Gate) -> None:
     both = SECOND.replace(".mean() * (2.0 if len(target) == 2 else 1.0)", ".sum()")
-    (terminal.folder / "pyproject.toml").write_text(
+    (gate.folder / "pyproject.toml").write_text(
         '[tool.ddpcheck]\naccept = ["norm/local-batch-stats=of the project"]\n',
         encoding="utf-8",
     )
-    terminal.write(both)
-    code, document = _check(terminal, DDP, "--world-sizes=2")
+    gate.write(both)
+    code, document = gate.check(DDP, "--world-sizes=2")
     assert code == 1
     assert _findings(document) == [
         ("norm/local-batch-stats", [0], "of the project"),
         ("loss/sum-reduction", [0], None),
     ]
-    terminal.write(both + "accept = {'loss/sum-reduction': 'of the file'}\n")
-    code, document = _check(terminal, DDP, "--world-sizes=2")
+    gate.write(both + "accept = {'loss/sum-reduction': 'of the file'}\n")
+    code, document = gate.check(DDP, "--world-sizes=2")
     assert code == 0
     assert [f["accepted"] for f in document["findings"]] == [
         "of the project",

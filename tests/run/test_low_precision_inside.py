@@ -12,7 +12,7 @@ from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
-pytestmark = pytest.mark.corpus
+pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
 
 # As products of matrices do, `scaled` rounds by how many rows there are.
 TARGET = """\
