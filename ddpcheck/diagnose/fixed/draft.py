@@ -50,7 +50,8 @@ class Draft:
     `around`: context managers in which the ranks run the user's train_step; without
     one, forward, loss and the optimizer's step. `building`: those in which they call
     the user's wrap and optimizer. `before_step`, `after_step`: statements on the
-    `model`, the `optimizer` and the `batch` of a train_step.
+    `model`, the `optimizer` and the `batch` of a train_step. `at_end`: statements after
+    all functions, by what they do.
     """
 
     imports: set[str] = field(default_factory=set)
@@ -67,6 +68,7 @@ class Draft:
     building: list[str] = field(default_factory=list)
     before_step: str = ""
     after_step: str = ""
+    at_end: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -74,7 +76,7 @@ class Draft:
         statements = self.before_loss, self.after_loss, self.before_wrap
         of_objects = self.after_wrap, self.optimizer, self.loss
         of_steps = self.around, self.building, self.before_step, self.after_step
-        changes = any((*statements, *of_objects, *of_steps))
+        changes = any((*statements, *of_objects, *of_steps, self.at_end))
         return not changes and self.options is None
 
 
@@ -185,7 +187,8 @@ def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
         found.append(_wrap(draft, facts, names.get("wrap", "wrap")))
     if draft.optimizer or draft.building:
         found.append(_optimizer(draft, names.get("optimizer", "optimizer")))
-    return found + [text.strip("\n") for text in draft.parts.values()]
+    added = [*draft.parts.values(), *draft.at_end.values()]
+    return found + [text.strip("\n") for text in added]
 
 
 def _loss(draft: Draft, name: str) -> str:

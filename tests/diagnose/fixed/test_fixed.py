@@ -105,8 +105,67 @@ batch = torch.randn(9, 4, 5), torch.arange(9) % 3
 model = nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(20, 3))
 model.append(nn.BatchNorm1d(3, momentum=None, affine=False))
 """
+REENTRANT = """
+from torch.utils.checkpoint import checkpoint
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+    def forward(self, x):
+        x = x.requires_grad_()
+        return self.second(checkpoint(self.first, x, use_reentrant=True))
+model = Net()
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+"""
+HIDDEN_OUTPUT = """
+from torch.distributions import Independent, Normal
+class Policy(nn.Linear):
+    def forward(self, x):
+        return Independent(Normal(super().forward(x), 1.0), 1)
+model = Policy(4, 3)
+def wrap(model):
+    return DDP(model, find_unused_parameters=True)
+def loss(output, target):
+    return -output.log_prob(nn.functional.one_hot(target, 3)).mean()
+"""
+DATACLASS_OUTPUT = """
+import dataclasses
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+class Net(nn.Linear):
+    def forward(self, x):
+        return Output(super().forward(x))
+model = Net(4, 3)
+def wrap(model):
+    return DDP(model, static_graph=True)
+def loss(output, target):
+    return nn.functional.cross_entropy(output.logits, target)
+"""
+RAGGED = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 9)
+    def forward(self, ids, lengths):
+        return self.head(torch.tanh(self.words(ids[held(ids, lengths)])))
+def held(ids, lengths):
+    return torch.arange(ids.shape[1]) < lengths[:, None]
+model = Words()
+ids, lengths = torch.randint(0, 9, (8, 6)), torch.tensor([1, 5, 2, 3, 1, 2, 1, 1])
+batch = (ids[:, :-1], lengths), (ids[:, 1:], lengths)
+def loss(output, target):
+    ids, lengths = target
+    found = output.softmax(-1)
+    right = nn.functional.one_hot(ids[held(ids, lengths)], 9).to(found.dtype)
+    both, every = (found * right).sum(0), found.sum(0) + right.sum(0)
+    return 1 - (2 * both / every).mean()
+"""
 CASES = {
     "norm": NORM,
+    "ragged": RAGGED,
+    "reentrant-checkpoint": REENTRANT,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,
     "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
@@ -115,6 +174,8 @@ CASES = {
     "count-in-inputs": COUNTED_INPUTS,
     "count-in-own-step": COUNTED_STEP,
     "coupled": COUPLED,
+    "dataclass-output": DATACLASS_OUTPUT,
+    "object-as-output": HIDDEN_OUTPUT,
     "pairs-in-own-step": PAIRED_STEP,
     "pieces-in-own-step": PIECES,
 }

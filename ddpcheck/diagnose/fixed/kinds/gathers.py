@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
+from ddpcheck.diagnose.fixed.kinds.graphs import register_dataclasses
 from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Intervention, Switch
 
 
@@ -18,7 +19,8 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     if isinstance(fix, GlobalLoss):
         if fix.modules not in ((), ("",)):
             return False
-        gather(draft, facts)
+        is_ragged = any(o.blocks == 1 and not o.dim for o in fix.outputs)
+        gather(draft, facts, is_ragged=is_ragged)
         return True
     return fix is Switch.LOSS_WITHOUT_RANKS and any(
         isinstance(other, GlobalLoss) for other in wanted.fixes
@@ -39,45 +41,21 @@ def gathered(value, counts):
         padded[: len(tensor)] = tensor
         return torch.cat([part[:n] for part, n in zip(all_gather(padded), counts)])
 
-    return {mapped}
-'''
-_EACH = '''\
-def each(change, value):
-    """Returns the value with every tensor in it changed, in dataclasses as well."""
-
-    def leaf(item):
-        if not dataclasses.is_dataclass(item):
-            return change(item) if isinstance(item, torch.Tensor) else item
-        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
-        return dataclasses.replace(item, **each(change, parts))
-
-    return tree_map(leaf, value, is_leaf=dataclasses.is_dataclass)
+    return tree_map_only(torch.Tensor, rows, value)
 '''
 
 
 def add_gathered(draft: Draft, facts: Facts) -> None:
     """Adds the function that gathers."""
     draft.imports.add("from torch.distributed.nn.functional import all_gather")
-    rows = mapped(draft, facts, "rows", "value")
-    draft.parts["gathered"] = _GATHERED.format(mapped=rows)
-
-
-def mapped(draft: Draft, facts: Facts, change: str, value: str) -> str:
-    """Returns the code that changes every tensor in a value, and adds what it needs.
-
-    torch's trees know no dataclass.
-    """
-    if "dataclass" not in facts.source:
-        draft.imports.add("from torch.utils._pytree import tree_map_only")
-        return f"tree_map_only(torch.Tensor, {change}, {value})"
-    draft.imports |= {"import dataclasses", "from torch.utils._pytree import tree_map"}
-    draft.parts["each"] = _EACH
-    return f"each({change}, {value})"
+    draft.imports.add("from torch.utils._pytree import tree_map_only")
+    draft.parts["gathered"] = _GATHERED
+    register_dataclasses(draft, facts)
 
 
 _ALL_ROWS = """\
 counts = []
-target, output = gathered(target, counts), gathered(output, counts)
+target, output = gathered(target, counts), gathered(output, {counts})
 # Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
 """
@@ -92,10 +70,13 @@ finally:
 """
 
 
-def gather(draft: Draft, facts: Facts) -> None:
-    """Gives the loss the outputs and targets of all ranks, with gradient."""
+def gather(draft: Draft, facts: Facts, *, is_ragged: bool) -> None:
+    """Gives the loss the outputs and targets of all ranks, with gradient.
+
+    `is_ragged`: outputs have other numbers of rows than targets.
+    """
     add_gathered(draft, facts)
-    draft.before_loss += _ALL_ROWS
+    draft.before_loss += _ALL_ROWS.format(counts="[]" if is_ragged else "counts")
     if facts.asks_group:
         draft.loss = _ALONE
 
@@ -116,7 +97,7 @@ def of_all_ranks(module):
             is_split = tensor.dim() and len(tensor) == sum(counts)
             return tensor.split(counts)[dist.get_rank()] if is_split else tensor
 
-        return {mapped}
+        return tree_map_only(torch.Tensor, own, made)
 
     module.forward = whole
 '''
@@ -135,8 +116,7 @@ def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
     name, compute = fix.name, _MADE
     if fix.hides and facts.asks_group:
         compute = _MADE_ALONE
-    made = mapped(draft, facts, "own", "made")
-    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, mapped=made)
+    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute)
     add_gathered(draft, facts)
     module = f"model.get_submodule({name!r})" if name else "model"
     draft.before_wrap += f"of_all_ranks({module})\n"

@@ -49,7 +49,7 @@ def in_parts(module):
             has_all = tensor.dim() and len(tensor) == sum(counts)
             return tensor.split(counts)[dist.get_rank()] if has_all else tensor
 
-        args, kwargs = {own}
+        args, kwargs = tree_map_only(torch.Tensor, own, given)
         return gathered(forward(*args, **kwargs), counts)
 
     with mock.patch.object(module, "forward", run):
@@ -61,13 +61,12 @@ def give_all_rows(draft: Draft, wanted: Wanted, modules: tuple[str, ...] = ()) -
     """Gives the step the batch of all ranks, and splits it again for these modules."""
     if "in_parts" in draft.parts:
         return
-    own = gathers.mapped(draft, wanted.facts, "own", "given")
     draft.imports |= {
         "import contextlib",
         "from unittest import mock",
         "from torch.utils._pytree import tree_leaves",
     }
-    draft.parts["in_parts"] = _IN_PARTS.format(own=own)
+    draft.parts["in_parts"] = _IN_PARTS
     gathers.add_gathered(draft, wanted.facts)
     draft.before_step += "batch = gathered(batch, [])\n"
     inside = 'getattr(model, "module", model)'
