@@ -135,11 +135,10 @@ class Training:
         self._others = used_names.other_optimizers(
             self.target.train_step, self.optimizer
         )
-        hooks = (
+        with (
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
-        )
-        try:
+        ):
             for step, batch in enumerate(batches):
                 self.step, self._open, self._settled = step, [], None
                 self.begin()
@@ -148,9 +147,6 @@ class Training:
                 self._record_left()
                 self.after_step()
                 self._record_state()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def begin(self) -> None:
         """Begins to count the updates of a step."""

@@ -22,6 +22,7 @@ from ddpcheck.diagnose.probes.hooks import module_of
 from ddpcheck.diagnose.probes.rows import num_blocks
 from ddpcheck.run.intervention import Output
 from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.process.replacing import replaced
 
 Place = tuple[int, str]  # (micro-batch, key)
 # Autograd nodes of operations that change the shape alone, or nothing.
@@ -301,10 +302,8 @@ class Attached:
             inputs = tree.replace(inputs, lambda _, tensor: self._uncut(tensor))
             return grad(outputs, inputs, *args, **kwargs)
 
-        torch.autograd.grad = of_uncut
         try:
-            with backwards.outermost(run):
+            with replaced(torch.autograd, grad=of_uncut), backwards.outermost(run):
                 yield
         finally:
-            torch.autograd.grad = grad
             self._cut.clear()

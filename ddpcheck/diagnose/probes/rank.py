@@ -44,6 +44,7 @@ from ddpcheck.run.observe.observe import Observed
 from ddpcheck.run.observe.sketches import SIZE, sketch
 from ddpcheck.run.process import compiling, isolation
 from ddpcheck.run.process.loading import borrowed
+from ddpcheck.run.process.replacing import hooked
 from ddpcheck.run.record import facts
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, Defect, RunSpec
 from ddpcheck.run.steps import batch_size
@@ -298,11 +299,8 @@ def _noting_calls_past(
         for module in contents.modules(wrapper.module):
             if any(p.requires_grad for p in contents.parameters(module)):
                 watch(module, "P", paths[id(module)])
-    try:
+    with hooked(*handles):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _span(model: nn.Module, reader: Reader, quantity: str) -> Span | None:
@@ -390,15 +388,11 @@ def _writing(wrapped: nn.Module) -> Iterator[_Written]:
             if weights.get(name) != sums
         )
 
-    handles = (
+    with (
         nn.Module.register_forward_pre_hook(model, enter),
         nn.Module.register_forward_hook(model, leave),
-    )
-    try:
+    ):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _buffers(model: nn.Module) -> dict[str, list[tuple[int, float]]]:

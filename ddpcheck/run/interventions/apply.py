@@ -56,6 +56,7 @@ from ddpcheck.run.model.names import shortener
 from ddpcheck.run.model.noise import GlobalDraws
 from ddpcheck.run.observe import countables, patches
 from ddpcheck.run.process import callers, compiling
+from ddpcheck.run.process.replacing import replaced
 
 _RANKS = {Switch.FIRST_RANK: 0, Switch.SECOND_RANK: 1}
 # How torch.compile is set.
@@ -227,47 +228,29 @@ def _compiler(fix: Switch) -> contextlib.AbstractContextManager[None]:
     return compiling.with_settings(**_COMPILER_SETTINGS[fix])
 
 
-@contextlib.contextmanager
-def joining(*, counts_all: bool) -> Iterator[None]:
+def joining(*, counts_all: bool) -> contextlib.AbstractContextManager[None]:
     """DDP's join divides by all ranks, or by those that have not joined yet."""
-    cls = DistributedDataParallel
-    before: Any = cls.join_hook
+    before: Any = DistributedDataParallel.join_hook
 
     def join_hook(self: Any, **kwargs: Any) -> Any:
         return before(self, **kwargs | {"divide_by_initial_world_size": counts_all})
 
-    cls.join_hook = join_hook  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cls.join_hook = before  # type: ignore[method-assign]
+    return replaced(DistributedDataParallel, join_hook=join_hook)
 
 
-@contextlib.contextmanager
-def nonreentrant_checkpoints() -> Iterator[None]:
+def nonreentrant_checkpoints() -> contextlib.AbstractContextManager[None]:
     """Checkpoints run no backward inside the backward."""
     import torch.utils.checkpoint as module  # noqa: PLC0415
-
-    cls = module.CheckpointFunction
-    before = cls.__dict__.get("apply")
 
     def apply(function: Any, preserve: bool, *args: Any) -> Any:  # noqa: FBT001
         return module.checkpoint(
             function, *args, use_reentrant=False, preserve_rng_state=preserve
         )
 
-    cls.apply = staticmethod(apply)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        if before is None:
-            del cls.apply
-        else:
-            cls.apply = before  # type: ignore[method-assign]
+    return replaced(module.CheckpointFunction, apply=staticmethod(apply))
 
 
-@contextlib.contextmanager
-def reporting_rank(rank: int) -> Iterator[None]:
+def reporting_rank(rank: int) -> contextlib.AbstractContextManager[None]:
     """dist.get_rank returns this rank in user code; a single process has rank 0."""
     before = dist.get_rank
 
@@ -276,8 +259,4 @@ def reporting_rank(rank: int) -> Iterator[None]:
         is_users = not name.startswith(("torch.", "ddpcheck."))
         return rank if is_users else before(*args, **kwargs)
 
-    dist.get_rank = get_rank
-    try:
-        yield
-    finally:
-        dist.get_rank = before
+    return replaced(dist, get_rank=get_rank)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ddpcheck.run import private
 from ddpcheck.run.observe import external_state
+from ddpcheck.run.process.replacing import all_replaced
 
 # The constant of each distribution, from its parameters: its middle or first value.
 _MIDDLES: dict[str, Callable[..., Any]] = {
@@ -55,18 +56,14 @@ def constant_generators(model: nn.Module) -> Iterator[None]:
     changes |= {(random, name): value for name, value in _PYTHONS.items()}
     # Not its methods: names of temporary files use them and have to be new.
     changes[random, "Random"] = _Random
-    before = {key: getattr(*key) for key in changes}
-    try:
-        for (owner, name), value in changes.items():
-            setattr(owner, name, value)
-        for names, name, generator in held:
-            names[name] = _CONSTANT[external_state.generator_kind(generator)]()
-        yield
-    finally:
-        for names, name, generator in held:
-            names[name] = generator
-        for (owner, name), value in before.items():
-            setattr(owner, name, value)
+    with all_replaced(changes):
+        try:
+            for names, name, generator in held:
+                names[name] = _CONSTANT[external_state.generator_kind(generator)]()
+            yield
+        finally:
+            for names, name, generator in held:
+                names[name] = generator
 
 
 def _numpy_functions() -> dict[str, Callable[..., Any]]:

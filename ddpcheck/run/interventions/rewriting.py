@@ -83,8 +83,5 @@ def broadcast_before(model: nn.Module) -> Iterator[None]:
         if torch.is_grad_enabled():
             broadcast(model, {})
 
-    hook = nn.Module.register_forward_pre_hook(model, enter)
-    try:
+    with nn.Module.register_forward_pre_hook(model, enter):
         yield
-    finally:
-        hook.remove()

@@ -26,10 +26,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from ddpcheck.compare import tree
 from ddpcheck.run.observe import samples
+from ddpcheck.run.process.replacing import replaced
 
 
-@contextlib.contextmanager
-def stride() -> Iterator[None]:
+def stride() -> contextlib.AbstractContextManager[None]:
     """Every W-th sample of a loader's sampler, starting at the rank."""
 
     def strided(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -45,12 +45,10 @@ def stride() -> Iterator[None]:
 
         return batches
 
-    with _replaced(BatchSampler, strided):
-        yield
+    return _iterated(BatchSampler, strided)
 
 
-@contextlib.contextmanager
-def part() -> Iterator[None]:
+def part() -> contextlib.AbstractContextManager[None]:
     """The rank's part of every batch of a loader, in equal contiguous parts."""
 
     def parts(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -61,8 +59,7 @@ def part() -> Iterator[None]:
 
         return batches
 
-    with _replaced(DataLoader, parts):
-        yield
+    return _iterated(DataLoader, parts)
 
 
 @contextlib.contextmanager
@@ -73,16 +70,13 @@ def unpadded(model: nn.Module) -> Iterator[Callable[[], float]]:
     alone is still run, as other ranks wait for it, and counts 0 samples.
     """
     shard = _Unpadded()
-    watching = samples.watch_samples(model, shard.called)
-    try:
-        with (
-            _replaced(BatchSampler, shard.batches),
-            _replaced(DistributedSampler, shard.indices),
-            _replaced(DataLoader, _without_workers),
-        ):
-            yield shard.factor
-    finally:
-        watching.remove()
+    with (
+        samples.watch_samples(model, shard.called),
+        _iterated(BatchSampler, shard.batches),
+        _iterated(DistributedSampler, shard.indices),
+        _iterated(DataLoader, _without_workers),
+    ):
+        yield shard.factor
 
 
 def _without_workers(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -154,17 +148,11 @@ def _own(sampler: Any) -> int:
     return len(range(sampler.rank, len(sampler.dataset), sampler.num_replicas))
 
 
-@contextlib.contextmanager
-def _replaced(
-    owner: type, change: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
-) -> Iterator[None]:
+def _iterated(
+    owner: Any, change: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+) -> contextlib.AbstractContextManager[None]:
     """Replaces the iteration of the class by what `change` returns."""
-    plain: Any = owner.__iter__  # type: ignore[attr-defined]
-    owner.__iter__ = change(plain)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        owner.__iter__ = plain  # type: ignore[attr-defined]
+    return replaced(owner, __iter__=change(owner.__iter__))
 
 
 @contextlib.contextmanager
@@ -183,13 +171,11 @@ def filled() -> Iterator[None]:
         while _any_rank(continues=False):
             _run_empty(plain, last)
 
-    hook = register_optimizer_step_pre_hook(before_update)
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    try:
+    with (
+        register_optimizer_step_pre_hook(before_update),
+        replaced(DistributedDataParallel, forward=forward),
+    ):
         yield
-    finally:
-        DistributedDataParallel.forward = plain  # type: ignore[method-assign]
-        hook.remove()
 
 
 def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) -> None:

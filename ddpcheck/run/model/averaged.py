@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
+from ddpcheck.run.process.replacing import replaced
 
 # On a DDP object: the names of the attributes that its constructor gave it.
 AS_BUILT = "_ddpcheck_as_built"
@@ -90,12 +91,8 @@ class PlainWrapper(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """As in DDP; averaging after each backward gives the same result."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
-        try:
+        with replaced(self, require_backward_grad_sync=False):
             yield
-        finally:
-            self.require_backward_grad_sync = before
 
     @contextlib.contextmanager
     def join(self, *_: Any, **__: Any) -> Iterator[None]:
@@ -144,22 +141,18 @@ def averaging(
     before the optimizer steps.
     """
     outermost = _Averaging(parameters, unused)
-    backward = torch.autograd.backward
-    torch.autograd.backward = functools.partial(outermost.run, backward)
-    PlainWrapper.before_forward = staticmethod(outermost.before_forward)
-    PlainWrapper.after_forward = staticmethod(outermost.window.after_forward)
-    hooks = (
+    run = functools.partial(outermost.run, torch.autograd.backward)
+    with (
+        replaced(torch.autograd, backward=run),
+        replaced(
+            PlainWrapper,
+            before_forward=staticmethod(outermost.before_forward),
+            after_forward=staticmethod(outermost.window.after_forward),
+        ),
         register_optimizer_step_pre_hook(outermost.before_update),
         register_optimizer_step_post_hook(outermost.after_update),
-    )
-    try:
+    ):
         yield
-    finally:
-        torch.autograd.backward = backward
-        PlainWrapper.before_forward = staticmethod(_nothing)
-        PlainWrapper.after_forward = staticmethod(_nothing)
-        for hook in hooks:
-            hook.remove()
 
 
 class _Averaging:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.private import BatchNorm
+from ddpcheck.run.process.replacing import replaced
 
 _GROUP = "process_group"  # as nn.SyncBatchNorm has it
 # What torch.jit calls them where it has compiled them.
@@ -120,16 +121,14 @@ class _OwnForward:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the library's forward."""
-        before = functional.batch_norm, nn.SyncBatchNorm.forward
+        norm = functional.batch_norm
         if dist.is_available() and dist.is_initialized():
-            group = _group_of(self)  # type: ignore[arg-type]
-            functional.batch_norm = _synchronized(before[0], group)
-        nn.SyncBatchNorm.forward = SynchronizedBatchNorm.forward  # type: ignore[assignment, method-assign]
-        try:
+            norm = _synchronized(norm, _group_of(self))  # type: ignore[arg-type]
+        with (
+            replaced(functional, batch_norm=norm),
+            replaced(nn.SyncBatchNorm, forward=SynchronizedBatchNorm.forward),
+        ):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            functional.batch_norm = before[0]
-            nn.SyncBatchNorm.forward = before[1]  # type: ignore[method-assign]
 
 
 def _synchronized(
@@ -242,8 +241,6 @@ def _emulated() -> Iterator[None]:
     refuses CPU tensors; inside, conversion returns `SynchronizedBatchNorm` instead.
     Modules from a library's own conversion are emulated when DDP wraps them.
     """
-    cls = nn.SyncBatchNorm
-    before = cls.__dict__["convert_sync_batchnorm"]
     build = DistributedDataParallel.__init__
 
     def build_emulated(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -259,41 +256,26 @@ def _emulated() -> Iterator[None]:
 
         return contents.replace(module, _is_batch_norm, to_sync)
 
-    cls.convert_sync_batchnorm = classmethod(convert)  # type: ignore[assignment]
-    DistributedDataParallel.__init__ = build_emulated  # type: ignore[method-assign]
-    try:
+    with (
+        replaced(nn.SyncBatchNorm, convert_sync_batchnorm=classmethod(convert)),
+        replaced(DistributedDataParallel, __init__=build_emulated),
+    ):
         yield
-    finally:
-        DistributedDataParallel.__init__ = build  # type: ignore[method-assign]
-        cls.convert_sync_batchnorm = before  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def forward_on(device: str) -> Iterator[None]:
+def forward_on(device: str) -> contextlib.AbstractContextManager[None]:
     """Makes `nn.SyncBatchNorm` compute on the device while models are built.
 
     A library may create one if there is a group, and call it at once.
     """
-    cls = nn.SyncBatchNorm
-    before = cls.forward
-    if device == "cpu":
-        cls.forward = SynchronizedBatchNorm.forward  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        cls.forward = before  # type: ignore[method-assign]
+    if device != "cpu":
+        return contextlib.nullcontext()
+    return replaced(nn.SyncBatchNorm, forward=SynchronizedBatchNorm.forward)
 
 
-@contextlib.contextmanager
-def _unnoticed() -> Iterator[None]:
+def _unnoticed() -> contextlib.AbstractContextManager[None]:
     """Keeps DDP from refusing emulated classes that derive from SyncBatchNorm."""
-    names: Any = nn.modules
-    before = names.SyncBatchNorm
-    names.SyncBatchNorm = type("NoSyncBatchNorm", (nn.Module,), {})
-    try:
-        yield
-    finally:
-        names.SyncBatchNorm = before
+    return replaced(nn.modules, SyncBatchNorm=type("NoSync", (nn.Module,), {}))
 
 
 def emulate_existing(model: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.model import batch_norm, contents
 from ddpcheck.run.process import isolation
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target.target import Target
 
@@ -154,11 +155,8 @@ def _widened_for_ddp(spec: RunSpec) -> Iterator[None]:
         _widen(module)
         init(self, module, *args, **kwargs)
 
-    DistributedDataParallel.__init__ = widening  # type: ignore[method-assign]
-    try:
+    with replaced(DistributedDataParallel, __init__=widening):
         yield
-    finally:
-        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def _widen(module: nn.Module) -> None:

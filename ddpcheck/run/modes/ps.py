@@ -233,18 +233,15 @@ def _served(rank: InRank, training: Training) -> Iterator[None]:
         link = _Rpc(seat.rank, group_s(seat))
     worker = _Worker(link, training.optimizer)
     worker.take(link.pull())
-    hooks = (
-        register_optimizer_step_pre_hook(worker.before_update),
-        register_optimizer_step_post_hook(worker.after_update),
-    )
     try:
-        yield
+        with (
+            register_optimizer_step_pre_hook(worker.before_update),
+            register_optimizer_step_post_hook(worker.after_update),
+        ):
+            yield
     except RefusedError:  # equally by all workers
         link.leave()
         raise
-    finally:
-        for hook in hooks:
-            hook.remove()
     # Not after an exception: the pool ends the others then.
     link.leave()
     if not has_rpc():

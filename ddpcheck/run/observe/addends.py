@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
+from ddpcheck.run.process.replacing import hooked
+
 Constant: TypeAlias = tuple[str, Tensor | float]  # an operation's name, and its operand
 MOST = 8  # losses with more addends are not split
 _MOST_OPERATIONS = 16  # names that distinguish addends
@@ -124,12 +126,8 @@ def gradients(loss: Tensor, at: Sequence[Tensor]) -> Iterator[list[Tensor | None
     """Yields the gradients of each addend at these tensors; keeps the graph."""
     every = nodes(loss)
     for number in range(len(every)):
-        hooks = keep(every, {number})
-        try:
+        with hooked(*keep(every, {number})):
             found = torch.autograd.grad(loss, at, retain_graph=True, allow_unused=True)
-        finally:
-            for hook in hooks:
-                hook.remove()
         yield list(found)
 
 

@@ -27,6 +27,7 @@ from ddpcheck.run.observe import patches, wrapping
 from ddpcheck.run.observe.sketches import sketching
 from ddpcheck.run.observe.wrapping import Wrapped
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import all_replaced
 from ddpcheck.run.spec import (
     IDLE,
     BackwardCount,
@@ -251,19 +252,17 @@ class Observed:
 def observing() -> Iterator[Observed]:
     """Records into the yielded object within the context."""
     seen = Observed()
-    before = [getattr(owner, name) for owner, name, _ in _OBSERVED]
-    for (owner, name, observer), function in zip(_OBSERVED, before, strict=True):
-        setattr(owner, name, observer(seen, function))
-    try:
-        with (
-            patches.clips_noticed(seen.clipped),
-            patches.sync_flag_watched(seen.events.append),
-            patches.parts_noticed(seen.parts),
-        ):
-            yield seen
-    finally:
-        for (owner, name, _), function in zip(_OBSERVED, before, strict=True):
-            setattr(owner, name, function)
+    observed = {
+        (owner, name): observer(seen, getattr(owner, name))
+        for owner, name, observer in _OBSERVED
+    }
+    with (
+        all_replaced(observed),
+        patches.clips_noticed(seen.clipped),
+        patches.sync_flag_watched(seen.events.append),
+        patches.parts_noticed(seen.parts),
+    ):
+        yield seen
 
 
 def _is_users(depth: int = 2) -> bool:

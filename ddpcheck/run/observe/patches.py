@@ -28,6 +28,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import all_replaced, replaced
 
 SCALES = "_clip_grads_with_norm_"
 
@@ -44,11 +45,8 @@ def clips_noticed(on_clip: Callable[[], None]) -> Iterator[None]:
         on_clip()
         return scale(*args, **kwargs)
 
-    setattr(clip_grad, SCALES, noting)
-    try:
+    with replaced(clip_grad, **{SCALES: noting}):
         yield
-    finally:
-        setattr(clip_grad, SCALES, scale)
 
 
 def hooked_parameters(model: nn.Module, registered: set[int]) -> list[str]:
@@ -103,33 +101,18 @@ def sync_flag_watched(note: Callable[[str], None]) -> Iterator[None]:
 
     # A form that torch.compile of every supported torch can trace.
     flag = property(lambda ddp: ddp.ddpcheck_backward_grad_sync, change)
-    with _replaced(_READ, True), _replaced(_NAME, flag):
+    with replaced(DistributedDataParallel, **{_READ: True, _NAME: flag}):
         yield
 
 
-@contextlib.contextmanager
-def sync_flag_held(*, is_set: bool) -> Iterator[None]:
+def sync_flag_held(*, is_set: bool) -> contextlib.AbstractContextManager[None]:
     """Fixes the flag: every backward is reduced, even in no_sync(), or none is."""
 
     def keep(ddp: Any, value: Any) -> None:
         vars(ddp)[_NAME] = value
 
-    with _replaced(_NAME, property(lambda _: is_set, keep)):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(name: str, value: Any) -> Iterator[None]:
-    cls: Any = DistributedDataParallel
-    before = vars(cls).get(name)
-    setattr(cls, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, before)
+    flag = property(lambda _: is_set, keep)
+    return replaced(DistributedDataParallel, **{_NAME: flag})
 
 
 AUTOCAST = "AMP (autocast)"
@@ -140,8 +123,7 @@ SAMPLER = "sampler"
 _NOT_USERS = ("ddpcheck.", "torch.utils.")
 
 
-@contextlib.contextmanager
-def parts_noticed(parts: set[str]) -> Iterator[None]:
+def parts_noticed(parts: set[str]) -> contextlib.AbstractContextManager[None]:
     """Adds to `parts` the parts that user code uses within the context."""
     owners = [(cls, "step", SCHEDULER) for cls in _schedulers()]
     owners += [
@@ -149,14 +131,12 @@ def parts_noticed(parts: set[str]) -> Iterator[None]:
         (torch.amp.GradScaler, "step", SCALER),
         (DistributedSampler, "__init__", SAMPLER),
     ]
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in owners]
-    for owner, name, part in owners:
-        setattr(owner, name, _noting_part(vars(owner)[name], part, parts))
-    try:
-        yield
-    finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
+    return all_replaced(
+        {
+            (owner, name): _noting_part(vars(owner)[name], part, parts)
+            for owner, name, part in owners
+        }
+    )
 
 
 def _schedulers() -> list[Any]:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.process import dynamo
+from ddpcheck.run.process.replacing import replaced
 
 # Defaults by name.
 _DEFAULTS: dict[str, Any] = {
@@ -65,32 +66,22 @@ def with_settings(**wanted: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def off() -> Iterator[None]:
     """Disables the compiler, also for functions passed to torch.compile before."""
-    plain = torch.compile
     is_there = not dynamo.is_stood_in()
 
     def compile_(model: Any = None, **_: Any) -> Any:
         return model if model is not None else lambda function: function
 
-    torch.compile = compile_
-    try:
-        with with_settings(disable=True) if is_there else contextlib.nullcontext():
-            yield
-    finally:
-        torch.compile = plain
+    settings_off = with_settings(disable=True) if is_there else contextlib.nullcontext()
+    with replaced(torch, compile=compile_), settings_off:
+        yield
 
 
-@contextlib.contextmanager
-def built_with(**wanted: Any) -> Iterator[None]:
+def built_with(**wanted: Any) -> contextlib.AbstractContextManager[None]:
     """Sets these while a DDP object is built, overriding user code."""
-    cls = DistributedDataParallel
-    plain: Any = cls.__init__
+    plain: Any = DistributedDataParallel.__init__
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         with with_settings(**wanted):
             plain(self, *args, **kwargs)
 
-    cls.__init__ = build  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cls.__init__ = plain  # type: ignore[method-assign]
+    return replaced(DistributedDataParallel, __init__=build)

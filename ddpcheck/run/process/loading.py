@@ -28,6 +28,7 @@ from ddpcheck.ranks import devices
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation, modules
 from ddpcheck.run.process.fingerprint import of_module
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.target import target as target_module
 from ddpcheck.target.importing import UNLIKE_THE_FILE, file_of
 from ddpcheck.target.target import Target, TargetRef
@@ -286,11 +287,8 @@ def rank_variables_read(folders: tuple[str, ...]) -> Iterator[set[str]]:
         note(name)
         return has(self, name)
 
-    kind.__getitem__, kind.__contains__ = watched_read, watched_has  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(kind, __getitem__=watched_read, __contains__=watched_has):
         yield asked
-    finally:
-        kind.__getitem__, kind.__contains__ = read, has  # type: ignore[method-assign]
 
 
 def _asker() -> str:

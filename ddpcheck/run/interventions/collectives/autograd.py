@@ -16,6 +16,7 @@ import torch.distributed.nn.functional as dnn
 from torch import Tensor
 
 from ddpcheck.run.interventions.rows.gather import gathered
+from ddpcheck.run.process.replacing import functions_run_by, replaced
 
 _SOURCE = "ddpcheck_source"  # attribute of a tensor: the tensor it was detached from
 
@@ -27,18 +28,18 @@ def autograd_collectives(*, attaches: bool = False) -> Iterator[None]:
     `attaches`: gradients also reach the tensors that the inputs were detached from.
     """
     functions = _Functions()
-    with contextlib.ExitStack() as stack:
-        if attaches:
-            stack.enter_context(_noting_sources())
-        for name, make in {
-            "all_reduce": _all_reduce,
-            "all_gather": _all_gather,
-            "all_gather_into_tensor": _all_gather_into_tensor,
-        }.items():
-            before = getattr(dist, name)
-            setattr(dist, name, functions.counted(make(before)))
-            stack.callback(setattr, dist, name, before)
-        stack.enter_context(functions.computed_under_autograd())
+    with (
+        _noting_sources() if attaches else contextlib.nullcontext(),
+        replaced(
+            dist,
+            all_reduce=functions.counted(_all_reduce(dist.all_reduce)),
+            all_gather=functions.counted(_all_gather(dist.all_gather)),
+            all_gather_into_tensor=functions.counted(
+                _all_gather_into_tensor(dist.all_gather_into_tensor)
+            ),
+        ),
+        functions_run_by(functions.applied),
+    ):
         yield
 
 
@@ -72,8 +73,7 @@ def _all_reduce(reduce: Any) -> Any:
     return all_reduce
 
 
-@contextlib.contextmanager
-def _noting_sources() -> Iterator[None]:
+def _noting_sources() -> contextlib.AbstractContextManager[None]:
     """Records from which tensor each detached tensor comes."""
     before = Tensor.detach
 
@@ -82,11 +82,7 @@ def _noting_sources() -> Iterator[None]:
         setattr(detached, _SOURCE, getattr(tensor, _SOURCE, tensor))
         return detached
 
-    Tensor.detach = detach  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        Tensor.detach = before
+    return replaced(Tensor, detach=detach)
 
 
 def _source(tensor: Tensor) -> Tensor:
@@ -141,33 +137,22 @@ class _Functions:
 
         return count
 
-    @contextlib.contextmanager
-    def computed_under_autograd(self) -> Iterator[None]:
-        """Autograd derives the backward of functions that call collectives."""
-        base = torch.autograd.Function
-        before = base.__dict__["apply"]
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if cls.__module__ == dnn.__name__:
-                with torch.enable_grad():  # a helper may call it under no_grad
-                    return before.__get__(None, cls)(*args, **kwargs)
-            if cls not in self._communicate:
-                calls = self.calls
-                result = before.__get__(None, cls)(*args, **kwargs)
-                self._communicate[cls] = _is_users(cls) and self.calls > calls
-                if not self._communicate[cls]:
-                    return result
+    def applied(self, apply: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lets autograd derive the backward of functions that call collectives."""
+        if cls.__module__ == dnn.__name__:
+            with torch.enable_grad():  # a helper may call it under no_grad
+                return apply(*args, **kwargs)
+        if cls not in self._communicate:
+            calls = self.calls
+            result = apply(*args, **kwargs)
+            self._communicate[cls] = _is_users(cls) and self.calls > calls
             if not self._communicate[cls]:
-                return before.__get__(None, cls)(*args, **kwargs)
-            own = "setup_context" in cls.__dict__
-            context = () if own else (_Context(args),)
-            return cls.forward(*context, *args, **kwargs)
-
-        base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-        try:
-            yield
-        finally:
-            base.apply = before  # type: ignore[method-assign]
+                return result
+        if not self._communicate[cls]:
+            return apply(*args, **kwargs)
+        own = "setup_context" in cls.__dict__
+        context = () if own else (_Context(args),)
+        return cls.forward(*context, *args, **kwargs)
 
 
 def _is_users(cls: type) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed import ReduceOp, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.spec import Defect
 
 Exact = list[tuple[Tensor, Tensor]]  # (tensor that a collective writes, right value)
@@ -190,8 +191,7 @@ def _root(given: dict[str, Any], name: str) -> int:
     return int(dist.get_group_rank(group, given[name]))
 
 
-@contextlib.contextmanager
-def judged(found: list[Defect]) -> Iterator[None]:
+def judged(found: list[Defect]) -> contextlib.AbstractContextManager[None]:
     """Appends to `found` every call of the user that returns something else.
 
     Calls with async_op=True are left alone: their result comes later.
@@ -210,12 +210,10 @@ def judged(found: list[Defect]) -> Iterator[None]:
 
         return call
 
-    with _replaced(judging):
-        yield
+    return _called_by(judging)
 
 
-@contextlib.contextmanager
-def exact() -> Iterator[None]:
+def exact() -> contextlib.AbstractContextManager[None]:
     """Makes the user's collectives return the results that torch defines."""
     definition = Definition()
 
@@ -233,8 +231,7 @@ def exact() -> Iterator[None]:
 
         return call
 
-    with _replaced(defining):
-        yield
+    return _called_by(defining)
 
 
 class _Done:
@@ -271,16 +268,11 @@ def judge_reducers(wrapped: list[DistributedDataParallel], device: str) -> list[
     return found
 
 
-@contextlib.contextmanager
-def _replaced(around: Callable[[str, Any], Any]) -> Iterator[None]:
-    before = {name: getattr(dist, name) for name in _FUNCTIONS}
-    for name, function in before.items():
-        setattr(dist, name, around(name, function))
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(dist, name, function)
+def _called_by(
+    around: Callable[[str, Any], Any],
+) -> contextlib.AbstractContextManager[None]:
+    made = {name: around(name, getattr(dist, name)) for name in _FUNCTIONS}
+    return replaced(dist, **made)
 
 
 def _is_users() -> bool:

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from ddpcheck.compare import tree
 from ddpcheck.run import private
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import functions_run_by, replaced
 
 # Functions that need the count itself: they compare it or return its type.
 _KEEP = {"eq", "ne", "lt", "le", "gt", "ge", "__bool__", "__index__", "__get__"}
@@ -51,6 +52,11 @@ class _Means(TorchFunctionMode):
             yield
         finally:
             self.depth -= 1
+
+    def applied(self, apply: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+        """Excludes the sums that the forward of an autograd function computes."""
+        with self.inside():
+            return apply(*args, **kwargs)
 
     def add(self, summed: Tensor) -> None:
         """Takes the sum over ranks of whole numbers as one from here on."""
@@ -82,18 +88,17 @@ class _Means(TorchFunctionMode):
 @contextlib.contextmanager
 def averaged_sums() -> Iterator[None]:
     """Makes sums over ranks of tensors without a gradient their means."""
-    with contextlib.ExitStack() as stack:
-        means = stack.enter_context(_Means())
-        stack.enter_context(_functions_noted(means))
-        for module, make in ((dist, _in_place), (dnn, _out_of_place)):
-            before = module.all_reduce
-            made = functools.wraps(before)(make(before, means))
-            setattr(module, "all_reduce", made)  # noqa: B010 (mypy: a function's name)
-            stack.callback(setattr, module, "all_reduce", before)
+    with (
+        _Means() as means,
+        functions_run_by(means.applied),
+        replaced(dist, all_reduce=_in_place(dist.all_reduce, means)),
+        replaced(dnn, all_reduce=_out_of_place(dnn.all_reduce, means)),
+    ):
         yield
 
 
 def _in_place(reduce: Any, means: _Means) -> Any:
+    @functools.wraps(reduce)
     def all_reduce(
         tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
     ) -> Any:
@@ -111,6 +116,7 @@ def _in_place(reduce: Any, means: _Means) -> Any:
 
 
 def _out_of_place(reduce: Any, means: _Means) -> Any:
+    @functools.wraps(reduce)
     def all_reduce(
         tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
     ) -> Any:
@@ -129,23 +135,6 @@ def _become_mean(summed: Tensor, means: _Means) -> None:
             summed.div_(dist.get_world_size())
     else:
         means.add(summed)
-
-
-@contextlib.contextmanager
-def _functions_noted(means: _Means) -> Iterator[None]:
-    """Excludes the sums that the forward of an autograd function computes."""
-    base = torch.autograd.Function
-    before = base.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with means.inside():
-            return before.__get__(None, cls)(*args, **kwargs)
-
-    base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        base.apply = before  # type: ignore[method-assign]
 
 
 def _is_in_a_backward() -> bool:
@@ -179,28 +168,25 @@ class _Sums:
 
         return all_reduce
 
+    def applied(self, apply: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Makes what a function returns that sums over ranks a mean."""
+        count = self.count
+        result = apply(*args, **kwargs)
+        is_sum = _is_torchs_sum(cls, args) or (
+            self.count > count and not cls.__module__.startswith(_NOT_THE_USERS)
+        )
+        return tree.replace(result, _mean) if is_sum else result
+
 
 @contextlib.contextmanager
 def averaged_gradient_sums() -> Iterator[None]:
     """Makes sums over ranks of tensors with a gradient their means."""
-    sums, base = _Sums(), torch.autograd.Function
-    reduce, before = dist.all_reduce, base.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        count = sums.count
-        result = before.__get__(None, cls)(*args, **kwargs)
-        is_sum = _is_torchs_sum(cls, args) or (
-            sums.count > count and not cls.__module__.startswith(_NOT_THE_USERS)
-        )
-        return tree.replace(result, _mean) if is_sum else result
-
-    setattr(dist, "all_reduce", sums.counted(reduce))  # noqa: B010 (mypy)
-    base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-    try:
+    sums = _Sums()
+    with (
+        replaced(dist, all_reduce=sums.counted(dist.all_reduce)),
+        functions_run_by(sums.applied),
+    ):
         yield
-    finally:
-        setattr(dist, "all_reduce", reduce)  # noqa: B010
-        base.apply = before  # type: ignore[method-assign]
 
 
 def _is_torchs_sum(cls: Any, args: tuple[Any, ...]) -> bool:

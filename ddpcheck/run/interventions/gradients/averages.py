@@ -34,6 +34,7 @@ from ddpcheck.run.model import averaged, contents
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.observe import patches
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import replaced
 
 
 def enter(
@@ -75,12 +76,11 @@ def averaged_at_updates(model: nn.Module) -> Iterator[None]:
     def before_update(*_: Any) -> None:
         averaged.average(parameters)
 
-    hook = register_optimizer_step_pre_hook(before_update)
-    try:
-        with patches.sync_flag_held(is_set=False):
-            yield
-    finally:
-        hook.remove()
+    with (
+        register_optimizer_step_pre_hook(before_update),
+        patches.sync_flag_held(is_set=False),
+    ):
+        yield
 
 
 def filled_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -143,8 +143,7 @@ class _Mean(torch.autograd.Function):
         return _Mean.apply(value), dims[0]  # type: ignore[no-untyped-call]
 
 
-@contextlib.contextmanager
-def averaged_grad(model: nn.Module) -> Iterator[None]:
+def averaged_grad(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Makes torch.autograd.grad of the model's parameters average over ranks."""
     grad = torch.autograd.grad
     ids = {id(p) for p in contents.parameters(model)}
@@ -158,11 +157,7 @@ def averaged_grad(model: nn.Module) -> Iterator[None]:
             return found
         return tuple(None if t is None else _Mean.apply(t) for t in found)  # type: ignore[no-untyped-call]
 
-    torch.autograd.grad = averaged
-    try:
-        yield
-    finally:
-        torch.autograd.grad = grad
+    return replaced(torch.autograd, grad=averaged)
 
 
 @contextlib.contextmanager
@@ -200,17 +195,13 @@ def off_after_backward(*, of_gradients: bool) -> Iterator[None]:
     def after_update(*_: Any) -> None:
         steps.pop()
 
-    dist.all_reduce, torch.autograd.backward = all_reduce, run
-    hooks = (
+    with (
+        replaced(dist, all_reduce=all_reduce),
+        replaced(torch.autograd, backward=run),
         register_optimizer_step_pre_hook(before_update),
         register_optimizer_step_post_hook(after_update),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        dist.all_reduce, torch.autograd.backward = reduce, backward
 
 
 def _is_from_gradients(tensor: Any, trained: list[Tensor]) -> bool:

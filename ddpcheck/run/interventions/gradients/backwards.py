@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run.process.replacing import replaced
+
 _MAX_NODES = 20_000  # of autograd's graph: a large one has parameters early on
 
 
-@contextlib.contextmanager
-def outermost(run: Callable[..., None]) -> Iterator[None]:
+def outermost(run: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
     """Calls `run` instead of each backward that is not within another one.
 
     Args:
@@ -33,11 +34,7 @@ def outermost(run: Callable[..., None]) -> Iterator[None]:
         finally:
             depth -= 1
 
-    torch.autograd.backward = replacement
-    try:
-        yield
-    finally:
-        torch.autograd.backward = backward
+    return replaced(torch.autograd, backward=replacement)
 
 
 def multiplied(backward: Callable[..., None], factor: float) -> Callable[..., None]:

@@ -19,6 +19,7 @@ from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe.patches import hooks_are_ours, own_functions
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.replacing import all_replaced, replaced
 
 
 @contextlib.contextmanager
@@ -55,18 +56,15 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
     saved = [(hooks, dict(hooks)) for hooks in live if hooks]
     for hooks, _ in saved:
         hooks.clear()
-    before = [(f, vars(f).get("apply")) for f in own_functions()]
-    for function, _ in before:
-        function.apply = _passing_on(function.apply)  # type: ignore[method-assign]
+    own = {(f, "apply"): _passing_on(f.apply) for f in own_functions()}
     try:
-        with without_tensor_hooks(model), _ignored(lambda _: _is_of_user()):
+        with (
+            all_replaced(own),
+            without_tensor_hooks(model),
+            _ignored(lambda _: _is_of_user()),
+        ):
             yield
     finally:
-        for function, apply in before:
-            if apply is None:
-                del function.apply
-            else:
-                function.apply = apply  # type: ignore[method-assign]
         for hooks, found in saved:
             hooks.update(found)
 
@@ -91,8 +89,9 @@ def _is_of_user() -> bool:
     return not callers.module_of(frame).startswith("torch.")
 
 
-@contextlib.contextmanager
-def _ignored(ignores: Callable[[Tensor], bool]) -> Iterator[None]:
+def _ignored(
+    ignores: Callable[[Tensor], bool],
+) -> contextlib.AbstractContextManager[None]:
     """Makes tensor hooks that are registered on some tensors never run."""
     register = Tensor.register_hook
 
@@ -102,11 +101,7 @@ def _ignored(ignores: Callable[[Tensor], bool]) -> Iterator[None]:
             handle.remove()
         return handle
 
-    Tensor.register_hook = ignoring  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Tensor.register_hook = register  # type: ignore[method-assign]
+    return replaced(Tensor, register_hook=ignoring)
 
 
 Hook = Callable[[Tensor], Any]
@@ -115,19 +110,14 @@ Hook = Callable[[Tensor], Any]
 _waiting: list[tuple[Hook, Tensor]] | None = None
 
 
-@contextlib.contextmanager
-def registered_late() -> Iterator[None]:
+def registered_late() -> contextlib.AbstractContextManager[None]:
     """Makes post-accumulate hooks that are registered now wait in every backward."""
     register = Tensor.register_post_accumulate_grad_hook
 
     def registering(self: Tensor, hook: Hook) -> Any:
         return register(self, _later(hook))  # type: ignore[no-untyped-call]
 
-    Tensor.register_post_accumulate_grad_hook = registering  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Tensor.register_post_accumulate_grad_hook = register  # type: ignore[method-assign]
+    return replaced(Tensor, register_post_accumulate_grad_hook=registering)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.observe.external_state import tensors_in_attributes
+from ddpcheck.run.process.replacing import hooked
 
 # Attribute access and bookkeeping need the parameter itself.
 _NOT_USES = frozenset(
@@ -62,12 +63,8 @@ def scaled_parameters(
         for path, p in contents.named_parameters(model)
         if p.requires_grad and (not names or short(path) in names)
     ]
-    hooks = [p.register_hook(lambda grad: grad * factor) for p in trained]
-    try:
+    with hooked(*(p.register_hook(lambda grad: grad * factor) for p in trained)):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _DirectUse(TorchFunctionMode):
@@ -104,24 +101,19 @@ def scaled_direct_use(model: nn.Module, factor: float) -> Iterator[None]:
         for _, p in contents.own_parameters(module)
     }
     mode = _DirectUse(owners, factor)
+
+    def enter(module: nn.Module, _: Any) -> None:
+        mode.running.append(module)
+
+    def leave(*_: Any) -> None:
+        mode.running.pop()
+
     handles = []
     for module in contents.modules(model):
-        handles.append(
-            nn.Module.register_forward_pre_hook(
-                module, lambda m, _: mode.running.append(m)
-            )
-        )
-        handles.append(
-            nn.Module.register_forward_hook(
-                module, lambda *_: mode.running.pop() and None, always_call=True
-            )
-        )
-    try:
-        with mode:
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        handles.append(nn.Module.register_forward_pre_hook(module, enter))
+        handles.append(nn.Module.register_forward_hook(module, leave, always_call=True))
+    with hooked(*handles), mode:
+        yield
 
 
 @contextlib.contextmanager
@@ -134,13 +126,10 @@ def scaled_outputs(
         is_meant = value.requires_grad and (path or "output") in paths
         return scaled_gradient(value, factor) if is_meant else value
 
-    handle = nn.Module.register_forward_hook(
+    with nn.Module.register_forward_hook(
         model, lambda _, __, output: tree.replace(output, scale)
-    )
-    try:
+    ):
         yield
-    finally:
-        handle.remove()
 
 
 # torch functions that add their operands, or stack them before a sum; `+=` calls add_.
@@ -210,8 +199,8 @@ def _is_constant(func: Any) -> bool:
     return getattr(func, "__name__", "") in _CONSTANT
 
 
-@contextlib.contextmanager
-def scaled_terms(model: nn.Module, factor: float) -> Iterator[None]:
+def scaled_terms(
+    model: nn.Module, factor: float
+) -> contextlib.AbstractContextManager[Any]:
     """Scales the gradient of data-free terms where they are added to a loss."""
-    with _Terms(model, factor):
-        yield
+    return _Terms(model, factor)

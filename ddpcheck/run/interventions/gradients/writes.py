@@ -15,6 +15,7 @@ from ddpcheck.run import private
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe.patches import SCALES
+from ddpcheck.run.process.replacing import replaced
 
 
 @contextlib.contextmanager
@@ -39,13 +40,11 @@ def deferred() -> Iterator[None]:
             scale(parameters, max_norm, torch.nn.utils.get_total_norm(grads))
         asked.clear()
 
-    setattr(clip_grad, SCALES, later)
-    hook = register_optimizer_step_pre_hook(clip)
-    try:
+    with (
+        replaced(clip_grad, **{SCALES: later}),
+        register_optimizer_step_pre_hook(clip),
+    ):
         yield
-    finally:
-        hook.remove()
-        setattr(clip_grad, SCALES, scale)
 
 
 @contextlib.contextmanager
@@ -70,12 +69,11 @@ def kept_sums(model: nn.Module) -> Iterator[None]:
             if (grad := parameter.grad) is not None:
                 left[parameter] = grad, grad.clone(), private.version(grad)
 
-    hook = register_optimizer_step_pre_hook(lambda *_: left.clear())
-    try:
-        with backwards.outermost(run):
-            yield
-    finally:
-        hook.remove()
+    with (
+        register_optimizer_step_pre_hook(lambda *_: left.clear()),
+        backwards.outermost(run),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -95,9 +93,5 @@ def as_left(model: nn.Module) -> Iterator[None]:
                 parameter.grad.copy_(value)
         left.clear()
 
-    hook = register_optimizer_step_pre_hook(restore)
-    try:
-        with backwards.outermost(run):
-            yield
-    finally:
-        hook.remove()
+    with register_optimizer_step_pre_hook(restore), backwards.outermost(run):
+        yield

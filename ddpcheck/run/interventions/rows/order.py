@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpcheck.run.process.replacing import all_replaced, functions_run_by, replaced
+
 
 @contextlib.contextmanager
 def blocks_together(rows: Callable[[], int]) -> Iterator[None]:
@@ -29,15 +31,14 @@ def blocks_together(rows: Callable[[], int]) -> Iterator[None]:
         rows: returns the number of samples on this rank.
     """
     gathers = _Gathers(rows)
-    with contextlib.ExitStack() as stack:
-        for name, make in {
-            "all_gather": gathers.into_list,
-            "all_gather_into_tensor": gathers.into_tensor,
-        }.items():
-            before = getattr(dist, name)
-            setattr(dist, name, make(before))
-            stack.callback(setattr, dist, name, before)
-        stack.enter_context(gathers.in_functions())
+    with (
+        replaced(
+            dist,
+            all_gather=gathers.into_list(dist.all_gather),
+            all_gather_into_tensor=gathers.into_tensor(dist.all_gather_into_tensor),
+        ),
+        functions_run_by(gathers.applied),
+    ):
         yield
 
 
@@ -80,26 +81,16 @@ class _Gathers:
             work.wait()
         return not self._depth
 
-    @contextlib.contextmanager
-    def in_functions(self) -> Iterator[None]:
-        base = torch.autograd.Function
-        before = base.__dict__["apply"]
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            calls = self._calls
-            self._depth += 1
-            try:
-                result = before.__get__(None, cls)(*args, **kwargs)
-            finally:
-                self._depth -= 1
-            gathered = self._calls > calls and not self._depth
-            return self._of_function(result) if gathered else result
-
-        base.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    def applied(self, apply: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+        """Puts in order what an autograd function returns that gathers."""
+        calls = self._calls
+        self._depth += 1
         try:
-            yield
+            result = apply(*args, **kwargs)
         finally:
-            base.apply = before  # type: ignore[method-assign]
+            self._depth -= 1
+        gathered = self._calls > calls and not self._depth
+        return self._of_function(result) if gathered else result
 
     def _of_function(self, result: Any) -> Any:
         """Returns a part for each rank, all parts as one, or stacked, in order."""
@@ -159,29 +150,20 @@ def offset_by_rank(
             and len(made) % own == 0
         )
 
-    hooks = [
+    owners: tuple[Any, ...] = (torch, Tensor)
+    diagonals = {
+        (owner, name): _diagonal(getattr(owner, name), rows)
+        for owner in owners
+        for name in ("diag", "diagonal")
+    }
+    with (
         nn.Module.register_forward_pre_hook(model, enter),
         nn.Module.register_forward_hook(model, leave, always_call=True),
-    ]
-    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (torch, "arange", _counting_on(torch.arange, has_labels)),
-        (torch, "eye", _eye(torch.eye, rows)),
-        *(
-            (owner, name, _diagonal(getattr(owner, name), rows))
-            for owner in (torch, Tensor)
-            for name in ("diag", "diagonal")
-        ),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, function in replaced:
-        setattr(owner, name, function)
-    try:
+        replaced(torch, arange=_counting_on(torch.arange, has_labels)),
+        replaced(torch, eye=_eye(torch.eye, rows)),
+        all_replaced(diagonals),
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for owner, name, function in before:
-            setattr(owner, name, function)
 
 
 def _counts(made: Tensor) -> bool:

@@ -25,6 +25,7 @@ from ddpcheck.compare.trace import Reader, Writer
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.observe import addends
+from ddpcheck.run.process.replacing import hooked
 
 _QUANTITY = "addend"  # of the trace; with the numbers of the backward and the addend
 
@@ -110,12 +111,9 @@ def _apart(
     """
     nodes = (tensor.grad_fn for tensor in tensors.values())
     hooks = [node.register_prehook(addends.zeros) for node in nodes if node is not None]
-    try:
+    with hooked(*hooks):
         found = addends.gradients(loss, list(tensors.values()))
         return next(itertools.islice(found, number, None))
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
@@ -146,12 +144,8 @@ def _before_backwards(
             call(number, tensors, found)
         backward(tensors, *args, **kwargs)
 
-    try:
-        with backwards.outermost(run):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(*hooks), backwards.outermost(run):
+        yield
 
 
 class _Outputs:

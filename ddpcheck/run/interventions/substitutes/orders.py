@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ddpcheck.run.facts import Orders
+from ddpcheck.run.process.replacing import all_replaced
 
 Step = Callable[[], int]
 
@@ -52,8 +53,9 @@ def substituted(orders: Orders, step: Step) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _watched(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
+def _watched(
+    change: Callable[[list[int]], list[int]],
+) -> contextlib.AbstractContextManager[None]:
     """Passes every permutation through `change`."""
     makers: dict[tuple[Any, str], Callable[[Any], Any]] = {
         (torch, "randperm"): lambda plain: _randperm(plain, change),
@@ -64,14 +66,7 @@ def _watched(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
         (np.random, "default_rng"): lambda plain: _generators(plain, change),
         (np.random, "RandomState"): lambda plain: _states(plain, change),
     }
-    before = {key: getattr(*key) for key in makers}
-    try:
-        for (owner, name), make in makers.items():
-            setattr(owner, name, make(before[owner, name]))
-        yield
-    finally:
-        for (owner, name), plain in before.items():
-            setattr(owner, name, plain)
+    return all_replaced({key: make(getattr(*key)) for key, make in makers.items()})
 
 
 def _randperm(plain: Any, change: Any) -> Any:

@@ -31,6 +31,7 @@ from ddpcheck.run.interventions.rows import global_batch
 from ddpcheck.run.interventions.substitutes import addends, orders
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.record import flattened
 from ddpcheck.run.record.facts import reference_start
 from ddpcheck.run.record.recorders import ComparingRecorder
@@ -173,12 +174,8 @@ def substituted_writes(
         if isinstance(value, Tensor) and name in module.__dict__.get("_buffers", ()):
             writes.written(value)
 
-    with writes:
-        nn.Module.__setattr__ = assigning  # type: ignore[assignment,method-assign]
-        try:
-            yield
-        finally:
-            nn.Module.__setattr__ = assign  # type: ignore[method-assign]
+    with writes, replaced(nn.Module, __setattr__=assigning):
+        yield
 
 
 class _Writes(private.DispatchMode):
@@ -271,15 +268,11 @@ def _substituted_schedule(
         parameters: returns the trained tensors of this run, by name.
     """
     schedule = _Schedule(list(zip(updates, grouped, strict=True)), parameters)
-    hooks = (
+    with (
         register_optimizer_step_pre_hook(schedule.before_update),
         register_optimizer_step_post_hook(schedule.after_update),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass(slots=True)

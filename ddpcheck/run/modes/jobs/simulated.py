@@ -44,6 +44,7 @@ from ddpcheck.run.modes.jobs.virtual.state import StepStart
 from ddpcheck.run.observe import observe
 from ddpcheck.run.process import isolation
 from ddpcheck.run.process.loading import fingerprint, load
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.record.facts import align_start
 from ddpcheck.run.record.recorders import ComparingRecorder
 from ddpcheck.run.spec import CollectiveCount, CollectiveEnd, RankResult, RunSpec
@@ -117,16 +118,6 @@ def _refuse(told: CollectiveCount | CollectiveEnd) -> None:
     if isinstance(told, CollectiveCount):
         message = f"the target uses a collective of torch.distributed: {told.name}"
         raise NotSimulatedError(message)
-
-
-@contextlib.contextmanager
-def _before_updates(told: Callable[..., None]) -> Iterator[None]:
-    """Calls back before the step of every optimizer."""
-    hook = register_optimizer_step_pre_hook(told)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 class _Reached(BaseException):
@@ -226,7 +217,7 @@ class _Simulation:
         )
         self.optimizers = [self.training.optimizer]
         self.facts: RankFacts = {"rounded_start": alike}
-        with self._reducing(), _before_updates(self._before_update):
+        with self._reducing(), register_optimizer_step_pre_hook(self._before_update):
             self.training.run(self._emitting(batches, recorder))
         self._emit(recorder)
         return {**self.facts, "not_compared": recorder.not_compared}
@@ -325,11 +316,8 @@ class _Simulation:
                 self._note_loss(tensors)
                 self._reduce()
 
-        torch.autograd.backward = run
-        try:
+        with replaced(torch.autograd, backward=run):
             yield
-        finally:
-            torch.autograd.backward = backward
 
     def _note_loss(self, tensors: Any) -> None:
         if self.once.is_first_round and isinstance(tensors, Tensor):
