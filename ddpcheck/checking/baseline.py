@@ -14,7 +14,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import UsageError, cut, usage_error
 from ddpcheck.report import data as reports
 from ddpcheck.report.data import EXIT_CODES, EXIT_SIGNAL, Finding, Report, Run, Verdict
 from ddpcheck.report.render import divergence, numbers, wording
@@ -276,37 +276,31 @@ def _told(finding: Finding, report: Report, known: Report) -> str:
 
 def overwritten(path: str, option: str) -> UsageError:
     """Returns the error for a check that would write over its baseline."""
-    return UsageError(
-        Problem(
-            slug="baseline-overwritten",
-            message=f"{option} would write over the baseline",
-            expected="a baseline that no check writes to",
-            found=f"{path} for both",
-            fix=f"cp {path} baseline.json, and --baseline baseline.json",
-        )
+    return usage_error(
+        slug="baseline-overwritten",
+        message=f"{option} would write over the baseline",
+        expected="a baseline that no check writes to",
+        found=f"{path} for both",
+        fix=f"cp {path} baseline.json, and --baseline baseline.json",
     )
 
 
 def _unreadable(path: str, found: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="baseline-file",
-            message=f"the baseline {path} cannot be read",
-            expected="a report that --json wrote",
-            found=found,
-            fix="ddpcheck TARGET --json baseline.json, and --baseline baseline.json",
-        )
+    return usage_error(
+        slug="baseline-file",
+        message=f"the baseline {path} cannot be read",
+        expected="a report that --json wrote",
+        found=found,
+        fix="ddpcheck TARGET --json baseline.json, and --baseline baseline.json",
     )
 
 
 def _other_target(report: Report, known: Report, path: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="baseline-target",
-            message=f"the baseline {path} is for another target",
-            expected=f"a report on {report.target.name}",
-            found=f"one on {known.target.name}",
-            fix=f"ddpcheck {report.target.name} --json "
-            f"{Path(report.target.name).stem}-baseline.json",
-        )
+    return usage_error(
+        slug="baseline-target",
+        message=f"the baseline {path} is for another target",
+        expected=f"a report on {report.target.name}",
+        found=f"one on {known.target.name}",
+        fix=f"ddpcheck {report.target.name} --json "
+        f"{Path(report.target.name).stem}-baseline.json",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.compare import tolerance
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import cut, usage_error
 from ddpcheck.ranks.pool import SOLO
 from ddpcheck.report.data import Run, Tolerance
 from ddpcheck.run.facts import Samples
@@ -43,15 +43,13 @@ def check_repeats(
     again = session.run([base.spec])[0]
     part = _differing(first, again.facts().get("samples", ()))
     if part is not None:
-        raise UsageError(
-            Problem(
-                slug="target-batch-unseeded",
-                message=f"{_name(session)}: two calls of batch() return different data",
-                expected="the same global batch from every call, in every process",
-                found=f"{part or 'the batch'} differs between two calls of batch()",
-                fix="draw from generators that batch() seeds: "
-                "np.random.default_rng(0), torch.Generator().manual_seed(0)",
-            )
+        raise usage_error(
+            slug="target-batch-unseeded",
+            message=f"{_name(session)}: two calls of batch() return different data",
+            expected="the same global batch from every call, in every process",
+            found=f"{part or 'the batch'} differs between two calls of batch()",
+            fix="draw from generators that batch() seeds: "
+            "np.random.default_rng(0), torch.Generator().manual_seed(0)",
         )
 
 
@@ -84,15 +82,12 @@ def check_lists(
         spec = outcome.spec.but(fixes=(*outcome.spec.fixes, Switch.SHARDED_LISTS))
         mended = assemble.to_run(session.run([spec])[0], rtol)
         if mended.verdict == "equivalent":
-            raise UsageError(
-                Problem(
-                    slug="target-batch-undivided",
-                    message=f"{_name(session)}: {cut(lists)} cannot be cut into shards",
-                    expected="tensors whose dimension 0 is the sample, in tuples and "
-                    "dicts",
-                    found="a list with a number for each sample, whole on every rank",
-                    fix="make it a tensor: torch.tensor(numbers)",
-                )
+            raise usage_error(
+                slug="target-batch-undivided",
+                message=f"{_name(session)}: {cut(lists)} cannot be cut into shards",
+                expected="tensors whose dimension 0 is the sample, in tuples and dicts",
+                found="a list with a number for each sample, whole on every rank",
+                fix="make it a tensor: torch.tensor(numbers)",
             )
         return
 

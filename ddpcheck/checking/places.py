@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ddpcheck.checking import baseline as baselines
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.report import output
 from ddpcheck.report.output import Outputs
 
@@ -28,14 +28,12 @@ def check_working_folder() -> None:
     try:
         os.getcwd()  # noqa: PTH109 (a Path would be resolved)
     except OSError as error:
-        raise UsageError(
-            Problem(
-                slug="environment-no-folder",
-                message="the working directory cannot be read",
-                expected="a directory that exists",
-                found=error.strerror or type(error).__name__,
-                fix="change to another directory, or enter this one again: cd .",
-            )
+        raise usage_error(
+            slug="environment-no-folder",
+            message="the working directory cannot be read",
+            expected="a directory that exists",
+            found=error.strerror or type(error).__name__,
+            fix="change to another directory, or enter this one again: cd .",
         ) from None
 
 
@@ -145,32 +143,26 @@ def _writer_of(path: Path, written: dict[str, str]) -> str:
 
 
 def _impossible(message: str, expected: str, found: str, fix: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="output-path", message=message, expected=expected, found=found, fix=fix
-        )
+    return usage_error(
+        slug="output-path", message=message, expected=expected, found=found, fix=fix
     )
 
 
 def _overwritten(target: Path, option: str, path: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-overwritten",
-            message=f"{option} would write over the target",
-            expected="a separate file for every report",
-            found=f"{path} for both",
-            fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
-        )
+    return usage_error(
+        slug="target-overwritten",
+        message=f"{option} would write over the target",
+        expected="a separate file for every report",
+        found=f"{path} for both",
+        fix=f"ddpcheck {target} {option} report{_SUFFIXES.get(option, '')}",
     )
 
 
 def _not_ours(target: Path, option: str, path: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="output-not-ours",
-            message=f"{option} would write over {path}",
-            expected="a new file, or one that this option wrote",
-            found="a file that is not such a report",
-            fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
-        )
+    return usage_error(
+        slug="output-not-ours",
+        message=f"{option} would write over {path}",
+        expected="a new file, or one that this option wrote",
+        found="a file that is not such a report",
+        fix=f"ddpcheck {target} {option} report{_SUFFIXES[option]}",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.compare import tolerance
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.report.data import NotCompared
 from ddpcheck.run.facts import ReferenceFacts
 from ddpcheck.run.modes import memory
@@ -190,14 +190,12 @@ def _world_sizes(options: Options, size: int, plan: Plan) -> tuple[int, ...]:
             "the shards are uneven, for which a plain mean loss is wrong"
         )
         return possible
-    raise UsageError(
-        Problem(
-            slug="target-batch-small",
-            message="the batch has one sample and cannot be sharded",
-            expected="a global batch of at least 2 samples",
-            found=f"a batch of {size}",
-            fix="return more samples from batch()",
-        )
+    raise usage_error(
+        slug="target-batch-small",
+        message="the batch has one sample and cannot be sharded",
+        expected="a global batch of at least 2 samples",
+        found=f"a batch of {size}",
+        fix="return more samples from batch()",
     )
 
 
@@ -205,14 +203,12 @@ def _check_sizes(sizes: tuple[int, ...], size: int, option: str) -> None:
     too_large = [w for w in sizes if w > size]
     if not too_large:
         return
-    raise UsageError(
-        Problem(
-            slug="option-world-size",
-            message=f"world size {too_large[0]} needs more samples than the batch has",
-            expected=f"world sizes from 1 to {size}, one sample a rank at least",
-            found=f"a batch of {size}",
-            fix=f"smaller {option}, or a larger batch",
-        )
+    raise usage_error(
+        slug="option-world-size",
+        message=f"world size {too_large[0]} needs more samples than the batch has",
+        expected=f"world sizes from 1 to {size}, one sample a rank at least",
+        found=f"a batch of {size}",
+        fix=f"smaller {option}, or a larger batch",
     )
 
 

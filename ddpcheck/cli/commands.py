@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.checking import baseline as baselines
 from ddpcheck.checking import places
-from ddpcheck.errors.problem import Problem, SignalError, UsageError
+from ddpcheck.errors.problem import SignalError, UsageError, usage_error
 from ddpcheck.report import output, streams
 from ddpcheck.report.data import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE, Report
 from ddpcheck.report.output import Outputs
@@ -170,14 +170,12 @@ def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]
     if not head or not name.isidentifier() or Path(target).exists():
         return Path(target), dict(names)
     if "model" in names:
-        raise UsageError(
-            Problem(
-                slug="option-usage",
-                message="the model is named twice",
-                expected="file.py:NAME, or --model-fn NAME",
-                found=f"{target} and --model-fn {names['model']}",
-                fix="leave one of them out",
-            )
+        raise usage_error(
+            slug="option-usage",
+            message="the model is named twice",
+            expected="file.py:NAME, or --model-fn NAME",
+            found=f"{target} and --model-fn {names['model']}",
+            fix="leave one of them out",
         )
     return Path(head), {**names, "model": name}
 
@@ -251,14 +249,12 @@ def render(path: str, form: str, wanted: Outputs) -> int:
 
 
 def _unreadable(path: str, found: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="render-file",
-            message=f"{path} is not a ddpcheck report",
-            expected="report.json, or a file that --json wrote",
-            found=found,
-            fix="ddpcheck TARGET --json report.json",
-        )
+    return usage_error(
+        slug="render-file",
+        message=f"{path} is not a ddpcheck report",
+        expected="report.json, or a file that --json wrote",
+        found=found,
+        fix="ddpcheck TARGET --json report.json",
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.checking import checking, opening, reporting
-from ddpcheck.errors.problem import Problem, SignalError, UsageError
+from ddpcheck.errors.problem import Problem, SignalError, UsageError, usage_error
 from ddpcheck.ranks import folder as folders
 from ddpcheck.ranks.crew import LocalRank
 from ddpcheck.ranks.hosts import (
@@ -274,14 +274,12 @@ def for_group(options: Options, member: Member) -> Options:
     if options.world_sizes not in (None, sizes):
         assert options.world_sizes is not None
         chosen = ",".join(map(str, options.world_sizes))
-        raise UsageError(
-            Problem(
-                slug="group-world-size",
-                message="the world size is fixed by the launcher's group",
-                expected=f"WORLD_SIZE={group.world_size} of the launcher alone",
-                found=f"--world-sizes {chosen}",
-                fix="leave --world-sizes out, or start ddpcheck without the launcher",
-            )
+        raise usage_error(
+            slug="group-world-size",
+            message="the world size is fixed by the launcher's group",
+            expected=f"WORLD_SIZE={group.world_size} of the launcher alone",
+            found=f"--world-sizes {chosen}",
+            fix="leave --world-sizes out, or start ddpcheck without the launcher",
         )
     return replace(options, world_sizes=sizes)
 
@@ -350,15 +348,13 @@ def _compare(own: dict[str, str], hellos: list[Hello]) -> None:
         for what, value in own.items():
             if hello.identity.get(what) == value:
                 continue
-            raise UsageError(
-                Problem(
-                    slug="group-differs",
-                    message=f"{what} is not the same on all machines",
-                    expected=f"{value}, as on rank 0",
-                    found=f"{hello.identity.get(what)}, rank {hello.rank} on "
-                    f"{hello.machine}",
-                    fix="a folder that all machines share, one environment for all",
-                )
+            raise usage_error(
+                slug="group-differs",
+                message=f"{what} is not the same on all machines",
+                expected=f"{value}, as on rank 0",
+                found=f"{hello.identity.get(what)}, rank {hello.rank} on "
+                f"{hello.machine}",
+                fix="a folder that all machines share, one environment for all",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 
 TEXT = '''\
 """What ddpcheck checks: a model, its global batch and its loss.
@@ -78,12 +78,10 @@ def write(path: Path) -> None:
             stream.write(TEXT.format(name=path))
     except OSError as error:
         exists = isinstance(error, FileExistsError)
-        raise UsageError(
-            Problem(
-                slug="init-path",
-                message=f"cannot write a template to {path}",
-                expected="a path where nothing is yet, in a folder that exists",
-                found="a file or folder" if exists else error.strerror or str(error),
-                fix="another path: ddpcheck --init other.py",
-            )
+        raise usage_error(
+            slug="init-path",
+            message=f"cannot write a template to {path}",
+            expected="a path where nothing is yet, in a folder that exists",
+            found="a file or folder" if exists else error.strerror or str(error),
+            fix="another path: ddpcheck --init other.py",
         ) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 
 _RESERVE = 8 << 20  # bytes that stay free for other files of ranks
 _MIB = 1 << 20
@@ -30,15 +30,13 @@ def check(folders: list[Path], size: int) -> None:
     if any(has_room(folder, size) for folder in folders):
         return
     found = ", ".join(f"{_free(f) / _MIB:.3g} MiB in {f.parent}" for f in folders)
-    raise UsageError(
-        Problem(
-            slug="environment-no-space",
-            message="there is no room for the tensors of the single-process run",
-            expected=f"{(size + _RESERVE) / _MIB:.3g} MiB more in shared memory or "
-            "among temporary files",
-            found=found,
-            fix="TMPDIR with a folder of a larger disk; docker run --shm-size=2g",
-        )
+    raise usage_error(
+        slug="environment-no-space",
+        message="there is no room for the tensors of the single-process run",
+        expected=f"{(size + _RESERVE) / _MIB:.3g} MiB more in shared memory or "
+        "among temporary files",
+        found=found,
+        fix="TMPDIR with a folder of a larger disk; docker run --shm-size=2g",
     )
 
 

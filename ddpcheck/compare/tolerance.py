@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.report.data import Tolerance
 
 # Measured with torch 2.13: correct data-parallel training in float64 stays within
@@ -84,14 +84,12 @@ def check_chosen(rtol: float, dtype: str) -> None:
     """
     least = LEAST_RTOL[dtype]
     if rtol < least:
-        raise UsageError(
-            Problem(
-                slug="option-value",
-                message=f"a tolerance of {rtol:.3g} is below the resolution of {dtype}",
-                expected=f"from {least:.3g}, one step of {dtype}, to {COARSEST_RTOL:g}",
-                found=f"{rtol:.3g}",
-                fix=f"leave the tolerance out: {dtype} has {DEFAULT_RTOL[dtype]:g}",
-            )
+        raise usage_error(
+            slug="option-value",
+            message=f"a tolerance of {rtol:.3g} is below the resolution of {dtype}",
+            expected=f"from {least:.3g}, one step of {dtype}, to {COARSEST_RTOL:g}",
+            found=f"{rtol:.3g}",
+            fix=f"leave the tolerance out: {dtype} has {DEFAULT_RTOL[dtype]:g}",
         )
 
 

@@ -46,6 +46,11 @@ class UsageError(ValueError):
         self.problem = problem
 
 
+def usage_error(**fields: str) -> UsageError:
+    """Returns the error of the problem with these fields, to be raised."""
+    return UsageError(Problem(**fields))
+
+
 class SignalError(BaseException):
     """A signal asks the tool to end; no `except Exception` may swallow it.
 

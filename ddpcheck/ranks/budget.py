@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 
 # Ranks wait for one another about half of the time, so cores * 2 keeps cores busy.
 RANKS_PER_CORE = 2
@@ -157,14 +157,12 @@ def _limit() -> int:
         return RANKS_PER_CORE * cores()
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    raise UsageError(
-        Problem(
-            slug="option-value",
-            message=f"{VARIABLE} is not possible",
-            expected="a number of ranks, 1 or more",
-            found=chosen,
-            fix=f"unset {VARIABLE}: two ranks per core then run at a time",
-        )
+    raise usage_error(
+        slug="option-value",
+        message=f"{VARIABLE} is not possible",
+        expected="a number of ranks, 1 or more",
+        found=chosen,
+        fix=f"unset {VARIABLE}: two ranks per core then run at a time",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 
 
 def count() -> int:
@@ -30,14 +30,12 @@ def use(device: str, rank: int) -> None:
         return
     gpus = count()
     if not gpus:
-        raise UsageError(
-            Problem(
-                slug="environment-no-gpu",
-                message="--device cuda, and torch finds no GPU",
-                expected="a torch built for CUDA, and at least one GPU",
-                found=f"torch {torch.__version__}, no GPU",
-                fix="--device cpu",
-            )
+        raise usage_error(
+            slug="environment-no-gpu",
+            message="--device cuda, and torch finds no GPU",
+            expected="a torch built for CUDA, and at least one GPU",
+            found=f"torch {torch.__version__}, no GPU",
+            fix="--device cpu",
         )
     torch.cuda.set_device(rank % gpus)
 
@@ -57,15 +55,13 @@ def check_untouched(name: str) -> None:
 
 def starts_cuda(name: str, found: str) -> UsageError:
     """Returns the error for a target whose import leaves CUDA unusable in children."""
-    return UsageError(
-        Problem(
-            slug="target-starts-cuda",
-            message=f"{name}: importing it initialises CUDA",
-            expected="no tensor on a GPU before model() and batch() are called",
-            found=found,
-            fix="make these tensors in model() or batch(), on the CPU; "
-            "--device cuda moves them",
-        )
+    return usage_error(
+        slug="target-starts-cuda",
+        message=f"{name}: importing it initialises CUDA",
+        expected="no tensor on a GPU before model() and batch() are called",
+        found=found,
+        fix="make these tensors in model() or batch(), on the CPU; "
+        "--device cuda moves them",
     )
 
 

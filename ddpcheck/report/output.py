@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import cut, usage_error
 from ddpcheck.report import data as reports
 from ddpcheck.report import files, streams
 from ddpcheck.report.data import Report
@@ -57,14 +57,12 @@ class Outputs:
             form for form in MACHINE_FORMS if getattr(self, FIELDS[form]) == STDOUT
         ]
         if len(found) > 1:
-            raise UsageError(
-                Problem(
-                    slug="option-usage",
-                    message="two reports cannot share standard output",
-                    expected="- for one of --json, --junit-xml and --sarif",
-                    found=f"- for {cut(found)}",
-                    fix="give a path to the others",
-                )
+            raise usage_error(
+                slug="option-usage",
+                message="two reports cannot share standard output",
+                expected="- for one of --json, --junit-xml and --sarif",
+                found=f"- for {cut(found)}",
+                fix="give a path to the others",
             )
         return found[0] if found else ""
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import cut, usage_error
 from ddpcheck.run.facts import Group, Members
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
@@ -281,15 +281,13 @@ def split(target: Target, batch: Any) -> tuple[Any, Any]:
     kind = f"a {type(batch).__name__}" if batch is not None else "None"
     if isinstance(batch, tuple | list):
         kind += f" of {len(batch)}"
-    raise UsageError(
-        Problem(
-            slug="target-batch-kind",
-            message=f"{target.name}: {made_by}() did not return (inputs, targets)",
-            expected="a pair (inputs, targets), or a dict where there is no `loss`",
-            found=kind,
-            fix="return a pair: the model's input, and the targets of the loss"
-            + _OR_SAMPLES * (isinstance(batch, list) and target.collate is None),
-        )
+    raise usage_error(
+        slug="target-batch-kind",
+        message=f"{target.name}: {made_by}() did not return (inputs, targets)",
+        expected="a pair (inputs, targets), or a dict where there is no `loss`",
+        found=kind,
+        fix="return a pair: the model's input, and the targets of the loss"
+        + _OR_SAMPLES * (isinstance(batch, list) and target.collate is None),
     )
 
 
@@ -311,14 +309,12 @@ def batch_size(target: Target, batch: Any) -> int:
     if len(sizes) == 1 and next(iter(sizes)) > 0:
         return next(iter(sizes))
     if not sizes or len(sizes) == 1:
-        raise UsageError(
-            Problem(
-                slug="target-batch-empty",
-                message=f"{target.name}: the batch holds no samples",
-                expected="tensors whose dimension 0 is the sample",
-                found="tensors of length 0" if sizes else _without_tensors(batch),
-                fix=_as_tensors(batch),
-            )
+        raise usage_error(
+            slug="target-batch-empty",
+            message=f"{target.name}: the batch holds no samples",
+            expected="tensors whose dimension 0 is the sample",
+            found="tensors of length 0" if sizes else _without_tensors(batch),
+            fix=_as_tensors(batch),
         )
     found = "; ".join(
         f"{size} in {cut([tree.batch_name(p) for p in paths], 3)}"
@@ -327,15 +323,13 @@ def batch_size(target: Target, batch: Any) -> int:
     others = len(sizes) - _MOST_SIZES
     if others > 0:
         found += f"; and {others} other size{'s' * (others > 1)}"
-    raise UsageError(
-        Problem(
-            slug="target-batch-dim0",
-            message=f"{target.name}: the batch's tensors disagree on dimension 0",
-            expected="the same number of samples in every tensor",
-            found=found,
-            fix="make dimension 0 the sample everywhere, close over shared tensors; or "
-            "let batch() return the list of samples, with def collate(samples)",
-        )
+    raise usage_error(
+        slug="target-batch-dim0",
+        message=f"{target.name}: the batch's tensors disagree on dimension 0",
+        expected="the same number of samples in every tensor",
+        found=found,
+        fix="make dimension 0 the sample everywhere, close over shared tensors; or "
+        "let batch() return the list of samples, with def collate(samples)",
     )
 
 
@@ -365,14 +359,12 @@ def own_loss(target: Target, output: Any) -> Any:
         return output["loss"]
     if not isinstance(output, tree.DICTS) and hasattr(output, "loss"):
         return output.loss
-    raise UsageError(
-        Problem(
-            slug="target-no-loss",
-            message=f"{target.name} defines no `loss`, and the model's output has none",
-            expected="def loss(output, target) -> scalar tensor, or output.loss",
-            found=f"an output of type {type(output).__name__}",
-            fix="define `loss`, or give the model the labels it makes its loss of",
-        )
+    raise usage_error(
+        slug="target-no-loss",
+        message=f"{target.name} defines no `loss`, and the model's output has none",
+        expected="def loss(output, target) -> scalar tensor, or output.loss",
+        found=f"an output of type {type(output).__name__}",
+        fix="define `loss`, or give the model the labels it makes its loss of",
     )
 
 
@@ -386,26 +378,20 @@ def check_loss(target: Target, value: Any) -> None:
         shape = "None" if value is None else f"a {type(value).__name__}"
         if isinstance(value, Tensor):
             shape = f"a tensor of shape {tuple(value.shape)}"
-        raise UsageError(
-            Problem(
-                slug="target-loss-scalar",
-                message=f"{target.name}: the loss is no scalar",
-                expected="def loss(output, target) -> scalar tensor",
-                found=shape,
-                fix="return a tensor of one element: .mean(), or a sum over a count",
-            )
+        raise usage_error(
+            slug="target-loss-scalar",
+            message=f"{target.name}: the loss is no scalar",
+            expected="def loss(output, target) -> scalar tensor",
+            found=shape,
+            fix="return a tensor of one element: .mean(), or a sum over a count",
         )
     if not value.requires_grad:
-        raise UsageError(
-            Problem(
-                slug="target-loss-gradient",
-                message=f"{target.name}: the loss has no gradient",
-                expected="a loss that depends on the model's parameters",
-                found=f"a {str(value.dtype).removeprefix('torch.')} scalar without "
-                "a graph",
-                fix="remove .detach(), .item(), argmax or no_grad between model and "
-                "loss",
-            )
+        raise usage_error(
+            slug="target-loss-gradient",
+            message=f"{target.name}: the loss has no gradient",
+            expected="a loss that depends on the model's parameters",
+            found=f"a {str(value.dtype).removeprefix('torch.')} scalar without a graph",
+            fix="remove .detach(), .item(), argmax or no_grad between model and loss",
         )
 
 

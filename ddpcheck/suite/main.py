@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
 from ddpcheck.compare import tolerance
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.progress import Progress
 from ddpcheck.run.modes.registry import mode_of
@@ -110,14 +110,12 @@ def _check(
     for value in given:
         if value not in known:
             names = ", ".join(map(str, known))
-            raise UsageError(
-                Problem(
-                    slug="option-suite",
-                    message=f"the suite has no {what} {value}",
-                    expected=f"{option} from: {names}",
-                    found=str(value),
-                    fix=f"leave {option} out",
-                )
+            raise usage_error(
+                slug="option-suite",
+                message=f"the suite has no {what} {value}",
+                expected=f"{option} from: {names}",
+                found=str(value),
+                fix=f"leave {option} out",
             )
 
 

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 
 from ddpcheck.errors import raised
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.target import scripts
 
 # The beginning of a target's module name where its file's is none, or another's.
@@ -34,14 +34,12 @@ def check_file(path: Path) -> None:
     fix = "check the path, or write a template: ddpcheck --init mymodel.py"
     if meant := _meant(path):
         fix = f"did you mean {meant}?"
-    raise UsageError(
-        Problem(
-            slug="target-missing-file",
-            message=f"{path} is no {'Python ' if is_notebook else ''}file",
-            expected="a Python file that defines model, batch and loss",
-            found=kind,
-            fix=f"jupyter nbconvert --to script {path}" if is_notebook else fix,
-        )
+    raise usage_error(
+        slug="target-missing-file",
+        message=f"{path} is no {'Python ' if is_notebook else ''}file",
+        expected="a Python file that defines model, batch and loss",
+        found=kind,
+        fix=f"jupyter nbconvert --to script {path}" if is_notebook else fix,
     )
 
 
@@ -140,15 +138,13 @@ def _import_problem(path: Path, error: BaseException) -> UsageError:
         fix = f"install {error.name.split('.')[0]} in this environment"
     if isinstance(error, ImportError) and _hides_a_package(path, error.name or ""):
         fix = f"give the file another name: it hides the package {path.stem}"
-    return UsageError(
-        Problem(
-            slug="target-import",
-            message=f"{path.name} cannot be imported",
-            expected="a file that imports without an error",
-            found=raised.in_words(error, path.absolute().parent),
-            fix=fix,
-            stack=raised.stack(error),
-        )
+    return usage_error(
+        slug="target-import",
+        message=f"{path.name} cannot be imported",
+        expected="a file that imports without an error",
+        found=raised.in_words(error, path.absolute().parent),
+        fix=fix,
+        stack=raised.stack(error),
     )
 
 

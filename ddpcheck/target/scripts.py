@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import cut, usage_error
 
 # What only a script that trains calls; ddpcheck makes the group that a target finds.
 _STARTS = ("init_process_group", "Accelerator")
@@ -65,15 +65,13 @@ def check(path: Path, names: Collection[str]) -> None:
     if not calls:
         return  # the import reports what it defines instead
     first, *more = (f"{ast.unparse(c.func)} in line {c.lineno}" for c in calls)
-    raise UsageError(
-        Problem(
-            slug="target-script",
-            message=f"{path.name} is a training script: it was not executed, because "
-            + _reason(missing, trained),
-            expected="model, batch and loss, or the script's step as train_step",
-            found=f"calls at its top level: {cut([first, *more], 3)}",
-            fix=_todo(path),
-        )
+    raise usage_error(
+        slug="target-script",
+        message=f"{path.name} is a training script: it was not executed, because "
+        + _reason(missing, trained),
+        expected="model, batch and loss, or the script's step as train_step",
+        found=f"calls at its top level: {cut([first, *more], 3)}",
+        fix=_todo(path),
     )
 
 

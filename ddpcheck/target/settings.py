@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import UsageError, cut, usage_error
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import SETTINGS, Options, Setting, UnknownSlugError
 
@@ -43,24 +43,20 @@ def read(
     try:
         return setting.read(value)
     except UnknownSlugError as error:
-        raise UsageError(
-            Problem(
-                slug="option-value",
-                message=f"{origin} names no known cause: {_short(error.slug)}",
-                expected=setting.allowed,
-                found=_short(value),
-                fix=pages.suggestion(error.slug),
-            )
+        raise usage_error(
+            slug="option-value",
+            message=f"{origin} names no known cause: {_short(error.slug)}",
+            expected=setting.allowed,
+            found=_short(value),
+            fix=pages.suggestion(error.slug),
         ) from None
     except ValueError:
-        raise UsageError(
-            Problem(
-                slug="option-value",
-                message=f"{origin} cannot be {_short(value)}",
-                expected=setting.allowed,
-                found=_short(value),
-                fix=fix or f"{setting.option} {_closest(value, setting)}",
-            )
+        raise usage_error(
+            slug="option-value",
+            message=f"{origin} cannot be {_short(value)}",
+            expected=setting.allowed,
+            found=_short(value),
+            fix=fix or f"{setting.option} {_closest(value, setting)}",
         ) from None
 
 
@@ -139,14 +135,12 @@ def _table(path: Path) -> Any:
     try:
         return tomllib.loads(text).get("tool", {}).get("ddpcheck")
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            Problem(
-                slug="settings-file",
-                message=f"{path} cannot be read",
-                expected="a file in TOML",
-                found=str(error),
-                fix="correct the line that is named",
-            )
+        raise usage_error(
+            slug="settings-file",
+            message=f"{path} cannot be read",
+            expected="a file in TOML",
+            found=str(error),
+            fix="correct the line that is named",
         ) from None
 
 
@@ -167,12 +161,10 @@ def _checked(path: Path, table: Any, modes: tuple[str, ...]) -> dict[str, Any]:
 def _unknown(path: Path, key: str) -> UsageError:
     close = difflib.get_close_matches(key.replace("-", "_"), _BY_NAME, n=1)
     fix = f"did you mean {close[0]}?" if close else f"remove {key} from {path}"
-    return UsageError(
-        Problem(
-            slug="settings-unknown",
-            message=f"[tool.ddpcheck] has no setting {key!r}",
-            expected=cut(sorted(_BY_NAME), limit=len(_BY_NAME)),
-            found=f"{key!r} in {path}",
-            fix=fix,
-        )
+    return usage_error(
+        slug="settings-unknown",
+        message=f"[tool.ddpcheck] has no setting {key!r}",
+        expected=cut(sorted(_BY_NAME), limit=len(_BY_NAME)),
+        found=f"{key!r} in {path}",
+        fix=fix,
     )

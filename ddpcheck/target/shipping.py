@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.target import importing
 
 _TESTS = ("test_", "conftest")
@@ -138,14 +138,12 @@ def _found(name: str, where: Any) -> Any:
 
 
 def _unpicklable(error: Exception) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-pickle",
-            message="the target cannot be sent to ranks",
-            expected="functions and objects that can be pickled",
-            found=f"{type(error).__name__}: {error}".splitlines()[0],
-            fix="make inside model(), batch() or loss() what cannot be pickled",
-        )
+    return usage_error(
+        slug="target-pickle",
+        message="the target cannot be sent to ranks",
+        expected="functions and objects that can be pickled",
+        found=f"{type(error).__name__}: {error}".splitlines()[0],
+        fix="make inside model(), batch() or loss() what cannot be pickled",
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import UsageError, cut, usage_error
 from ddpcheck.target import importing, options, scripts, shipping
 from ddpcheck.target import settings as settings_module
 from ddpcheck.target.options import DEFINITIONS
@@ -89,14 +89,12 @@ class Target:
         _check_no_arguments(self)
         made = self.model()
         if not isinstance(made, nn.Module):
-            raise UsageError(
-                Problem(
-                    slug="target-model-kind",
-                    message=f"{self.name}: model() did not return a torch.nn.Module",
-                    expected=_SIGNATURES["model"],
-                    found=_kind(made),
-                    fix="return the module from model()",
-                )
+            raise usage_error(
+                slug="target-model-kind",
+                message=f"{self.name}: model() did not return a torch.nn.Module",
+                expected=_SIGNATURES["model"],
+                found=_kind(made),
+                fix="return the module from model()",
             )
         return made
 
@@ -185,14 +183,12 @@ def _find(module: types.ModuleType, key: str, chosen: str | None, name: str) -> 
     if chosen is None:
         return getattr(module, key, None)
     if not hasattr(module, chosen):
-        raise UsageError(
-            Problem(
-                slug=f"target-no-{key.replace('_', '-')}",
-                message=f"{name} defines no `{chosen}`",
-                expected=_SIGNATURES[key],
-                found=_describe_names(module),
-                fix=f"give the name of one that is there, or define `{chosen}`",
-            )
+        raise usage_error(
+            slug=f"target-no-{key.replace('_', '-')}",
+            message=f"{name} defines no `{chosen}`",
+            expected=_SIGNATURES[key],
+            found=_describe_names(module),
+            fix=f"give the name of one that is there, or define `{chosen}`",
         )
     return getattr(module, chosen)
 
@@ -208,26 +204,22 @@ def _missing(module: types.ModuleType, name: str, key: str) -> UsageError:
     fix = f"define `{key}`, or name what takes its place: {command}"
     if found:
         fix = f"rename `{found}`, or run: {command}"
-    return UsageError(
-        Problem(
-            slug=f"target-no-{key}",
-            message=f"{name} defines no `{key}`",
-            expected=_SIGNATURES[key],
-            found=_describe_names(module),
-            fix=fix,
-        )
+    return usage_error(
+        slug=f"target-no-{key}",
+        message=f"{name} defines no `{key}`",
+        expected=_SIGNATURES[key],
+        found=_describe_names(module),
+        fix=fix,
     )
 
 
 def _script(module: types.ModuleType, name: str, key: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-script",
-            message=f"{name} is a training script, and defines no `{key}`",
-            expected="model, batch and loss, or the script's step as train_step",
-            found=_describe_names(module),
-            fix=f"ddpcheck --init target.py, and import there from {name}",
-        )
+    return usage_error(
+        slug="target-script",
+        message=f"{name} is a training script, and defines no `{key}`",
+        expected="model, batch and loss, or the script's step as train_step",
+        found=_describe_names(module),
+        fix=f"ddpcheck --init target.py, and import there from {name}",
     )
 
 
@@ -288,15 +280,13 @@ def missing_loss(target: Target) -> UsageError:
 
 def _missing_argument(name: str) -> UsageError:
     """Returns the error for a target made of the arguments of a call."""
-    return UsageError(
-        Problem(
-            slug="target-no-loss",
-            message=f"{name}: the argument `loss` is missing",
-            expected="loss, a function (output, target) -> scalar tensor",
-            found="model and batch alone",
-            fix="give a loss: (model, batch, loss); none is needed with train_step, "
-            "or where the batch is one dict and model(**batch) has a .loss",
-        )
+    return usage_error(
+        slug="target-no-loss",
+        message=f"{name}: the argument `loss` is missing",
+        expected="loss, a function (output, target) -> scalar tensor",
+        found="model and batch alone",
+        fix="give a loss: (model, batch, loss); none is needed with train_step, "
+        "or where the batch is one dict and model(**batch) has a .loss",
     )
 
 
@@ -309,14 +299,12 @@ def _check_no_arguments(target: Target) -> None:
         signature.bind()
     except TypeError as error:
         called = getattr(target.model, "__name__", "model")
-        raise UsageError(
-            Problem(
-                slug="target-model-kind",
-                message=f"{target.name}: `model` cannot be called without arguments",
-                expected=_SIGNATURES["model"],
-                found=f"{called}() is {error}",
-                fix=f"def model(): return {called}(...)",
-            )
+        raise usage_error(
+            slug="target-model-kind",
+            message=f"{target.name}: `model` cannot be called without arguments",
+            expected=_SIGNATURES["model"],
+            found=f"{called}() is {error}",
+            fix=f"def model(): return {called}(...)",
         ) from None
 
 
@@ -327,23 +315,19 @@ def _check_kind(name: str, key: str, value: Any) -> None:
     if is_held or (callable(value) and not is_criterion):
         return
     if is_criterion:
-        raise UsageError(
-            Problem(
-                slug="target-name-kind",
-                message=f"{name}: `{key}` is a class, not an instance of it",
-                expected=_SIGNATURES[key],
-                found=f"class {value.__name__}",
-                fix=f"{key} = {value.__name__}()",
-            )
-        )
-    raise UsageError(
-        Problem(
+        raise usage_error(
             slug="target-name-kind",
-            message=f"{name}: `{key}` is of the wrong kind",
+            message=f"{name}: `{key}` is a class, not an instance of it",
             expected=_SIGNATURES[key],
-            found=_kind(value),
-            fix=f"make `{key}` a function",
+            found=f"class {value.__name__}",
+            fix=f"{key} = {value.__name__}()",
         )
+    raise usage_error(
+        slug="target-name-kind",
+        message=f"{name}: `{key}` is of the wrong kind",
+        expected=_SIGNATURES[key],
+        found=_kind(value),
+        fix=f"make `{key}` a function",
     )
 
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.problem import cut, usage_error
 
 # The fixed headings of a rule's page.
 HEADINGS = (
@@ -51,14 +51,12 @@ def page(slug: str) -> str:
     for kind in _KINDS:
         if path := _files(kind).get(slug):
             return _text(path)
-    raise UsageError(
-        Problem(
-            slug="explain-unknown",
-            message=f"there is no page for {slug!r}",
-            expected="a slug as reports and messages show it: family/name",
-            found=repr(slug),
-            fix=suggestion(slug),
-        )
+    raise usage_error(
+        slug="explain-unknown",
+        message=f"there is no page for {slug!r}",
+        expected="a slug as reports and messages show it: family/name",
+        found=repr(slug),
+        fix=suggestion(slug),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 
 
 def check(
@@ -48,14 +48,12 @@ def check(
             found = f"{unknown} NaN in the batch of step {step + 1}, {found}"
             fix = "data without NaN"
             break
-    raise UsageError(
-        Problem(
-            slug="target-not-finite",
-            message=f"{name}: training in a single process gives NaN or infinity",
-            expected="finite losses and gradients in all steps",
-            found=found,
-            fix=fix,
-        )
+    raise usage_error(
+        slug="target-not-finite",
+        message=f"{name}: training in a single process gives NaN or infinity",
+        expected="finite losses and gradients in all steps",
+        found=found,
+        fix=fix,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.ranks import devices
 from ddpcheck.run import private
 from ddpcheck.run.intervention import Switch
@@ -154,14 +154,12 @@ def wrap(
         _check_whole(target, wrapped)
         user_code.widen(spec, wrapped)
         return wrapped
-    raise UsageError(
-        Problem(
-            slug="target-wrap-kind",
-            message=f"{target.name}: wrap() did not return a torch.nn.Module",
-            expected="def wrap(model) -> the module that a rank trains",
-            found=type(wrapped).__name__,
-            fix="return the wrapped model from wrap()",
-        )
+    raise usage_error(
+        slug="target-wrap-kind",
+        message=f"{target.name}: wrap() did not return a torch.nn.Module",
+        expected="def wrap(model) -> the module that a rank trains",
+        found=type(wrapped).__name__,
+        fix="return the wrapped model from wrap()",
     )
 
 
@@ -182,14 +180,12 @@ def _check_whole(target: Target, wrapped: nn.Module) -> None:
 
 
 def _sharded(target: Target, found: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-wrap-sharded",
-            message=f"{target.name}: wrap() shards the parameters",
-            expected="a wrapper that keeps whole parameters on every rank",
-            found=found,
-            fix="wrap the model in DistributedDataParallel for the check",
-        )
+    return usage_error(
+        slug="target-wrap-sharded",
+        message=f"{target.name}: wrap() shards the parameters",
+        expected="a wrapper that keeps whole parameters on every rank",
+        found=found,
+        fix="wrap the model in DistributedDataParallel for the check",
     )
 
 
@@ -220,14 +216,12 @@ def make_optimizer(
         optimizer: torch.optim.Optimizer = made
         _hook_inherited_steps(type(optimizer))
         return optimizer
-    raise UsageError(
-        Problem(
-            slug="target-optimizer-kind",
-            message=f"{target.name}: optimizer() did not return an optimizer",
-            expected="def optimizer(params) -> torch.optim.Optimizer",
-            found=type(made).__name__,
-            fix="return the optimizer from optimizer(params)",
-        )
+    raise usage_error(
+        slug="target-optimizer-kind",
+        message=f"{target.name}: optimizer() did not return an optimizer",
+        expected="def optimizer(params) -> torch.optim.Optimizer",
+        found=type(made).__name__,
+        fix="return the optimizer from optimizer(params)",
     )
 
 
@@ -252,26 +246,22 @@ def _check_not_empty(target: Target, model: nn.Module) -> None:
     if any(p.requires_grad for p in contents.parameters(model)):
         return
     total = sum(1 for _ in contents.parameters(model))
-    raise UsageError(
-        Problem(
-            slug="target-empty-model",
-            message=f"{target.name}: the model has nothing to train",
-            expected="at least one parameter with requires_grad=True",
-            found=f"{type(model).__name__} with {total} parameters, none requires_grad",
-            fix="return the model that is trained, unfrozen, from model()",
-        )
+    raise usage_error(
+        slug="target-empty-model",
+        message=f"{target.name}: the model has nothing to train",
+        expected="at least one parameter with requires_grad=True",
+        found=f"{type(model).__name__} with {total} parameters, none requires_grad",
+        fix="return the model that is trained, unfrozen, from model()",
     )
 
 
 def unseeded(target: Target, name: str) -> UsageError:
     """Returns the usage error for a model() that is not seeded."""
-    return UsageError(
-        Problem(
-            slug="target-unseeded",
-            message=f"{target.name}: model() is not seeded: two calls return different "
-            "weights",
-            expected="the same initial weights from every call",
-            found=f"{name} differs between two calls of model()",
-            fix="at the start of model(): torch.manual_seed(0), np.random.seed(0)",
-        )
+    return usage_error(
+        slug="target-unseeded",
+        message=f"{target.name}: model() is not seeded: two calls return different "
+        "weights",
+        expected="the same initial weights from every call",
+        found=f"{name} differs between two calls of model()",
+        fix="at the start of model(): torch.manual_seed(0), np.random.seed(0)",
     )

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.run import private
 from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.model import draws
@@ -308,14 +308,12 @@ def _state() -> int:
 
 
 def _not_here() -> UsageError:
-    return UsageError(
-        Problem(
-            slug="option-value",
-            message="--noise sample does not work with this torch",
-            expected="torch.utils._python_dispatch.TorchDispatchMode",
-            found=f"torch {torch.__version__}, which has none",
-            fix="install another torch, or leave the noise asis",
-        )
+    return usage_error(
+        slug="option-value",
+        message="--noise sample does not work with this torch",
+        expected="torch.utils._python_dispatch.TorchDispatchMode",
+        found=f"torch {torch.__version__}, which has none",
+        fix="install another torch, or leave the noise asis",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.run.facts import Sizes
 from ddpcheck.run.modes.registry import mode_of
 
@@ -130,16 +130,14 @@ def check(
     smaller = f"--world-sizes {max(fitting)}" if fitting else "a smaller model"
     steps = ", fewer --steps" if sizes.recorded else ""
     where = mode_of(mode).where.format(mode=mode, world_size=world_size)
-    raise UsageError(
-        Problem(
-            slug="option-max-memory",
-            message=f"{name} needs about {gib(wanted[largest])} GiB {where}",
-            expected=f"at most {gib(within.limit)} GiB: {within.origin}",
-            found=f"{gib(sizes.parameters)} GiB of parameters, "
-            f"{gib(sizes.gradients)} of gradients, {gib(sizes.optimizer)} of optimizer "
-            f"state in each process, {gib(sizes.recorded)} of recorded steps",
-            fix=f"{smaller}{steps}, or --max-memory {more} if there is more",
-        )
+    raise usage_error(
+        slug="option-max-memory",
+        message=f"{name} needs about {gib(wanted[largest])} GiB {where}",
+        expected=f"at most {gib(within.limit)} GiB: {within.origin}",
+        found=f"{gib(sizes.parameters)} GiB of parameters, "
+        f"{gib(sizes.gradients)} of gradients, {gib(sizes.optimizer)} of optimizer "
+        f"state in each process, {gib(sizes.recorded)} of recorded steps",
+        fix=f"{smaller}{steps}, or --max-memory {more} if there is more",
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.run import private
 from ddpcheck.target.target import Target
 
@@ -104,15 +104,13 @@ def _attributes(value: Any) -> Iterator[Any]:
 
 
 def _undivided(target: Target, path: str, found: str) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="target-batch-undivided",
-            message=f"{target.name}: {tree.batch_name(path)} cannot be cut into shards",
-            expected="tensors whose dimension 0 is the sample, in tuples and dicts",
-            found=found,
-            fix="pad and stack it, or let the batch hold sample numbers "
-            "(torch.arange) that the model looks up",
-        )
+    return usage_error(
+        slug="target-batch-undivided",
+        message=f"{target.name}: {tree.batch_name(path)} cannot be cut into shards",
+        expected="tensors whose dimension 0 is the sample, in tuples and dicts",
+        found=found,
+        fix="pad and stack it, or let the batch hold sample numbers "
+        "(torch.arange) that the model looks up",
     )
 
 

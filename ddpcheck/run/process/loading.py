@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import Problem, UsageError, usage_error
 from ddpcheck.ranks import devices
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation, modules
@@ -79,14 +79,12 @@ def _without_group(ref: TargetRef) -> Target:
     if had_one or not dist.is_initialized():
         return target
     dist.destroy_process_group()
-    raise UsageError(
-        Problem(
-            slug="target-import",
-            message=f"{target.name}: importing it starts distributed training",
-            expected="no process group: ddpcheck makes the one of each run",
-            found="torch.distributed.init_process_group was called",
-            fix='put what only a script does under `if __name__ == "__main__":`',
-        )
+    raise usage_error(
+        slug="target-import",
+        message=f"{target.name}: importing it starts distributed training",
+        expected="no process group: ddpcheck makes the one of each run",
+        found="torch.distributed.init_process_group was called",
+        fix='put what only a script does under `if __name__ == "__main__":`',
     )
 
 

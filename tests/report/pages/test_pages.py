@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.errors.problem import UsageError
+from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.report.pages import pages
 from ddpcheck.target import target
 from ddpcheck.target.options import SETTINGS
@@ -21,11 +21,13 @@ PACKAGE = Path(pages.__file__).parents[2]
 
 def slugs_in(source: str) -> set[str]:
     """Returns the slugs of the problems that a source makes; f-strings as patterns."""
-    found = set()
+    found, fields = set(), Problem.__dataclass_fields__
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "Problem":
+        made = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call) or made not in ("Problem", "usage_error"):
             continue
         for keyword in node.keywords:
+            assert keyword.arg in {None, *fields}, keyword.arg
             if keyword.arg == "slug":
                 found.add(_text(keyword.value))
     return found
@@ -57,8 +59,8 @@ def test_every_usage_error_has_a_page_and_every_page_an_error() -> None:
 
 
 def test_a_slug_without_a_page_would_be_seen() -> None:
-    source = "raise UsageError(Problem(slug='no-page', message=''))"
-    assert slugs_in(source) == {"no-page"}
+    source = "raise usage_error(slug='no-page', message='')\nProblem(slug='nor-this')"
+    assert slugs_in(source) == {"no-page", "nor-this"}
 
 
 @pytest.mark.parametrize("slug", pages.slugs())

@@ -11,7 +11,7 @@ from ddpcheck.compare import tree
 from ddpcheck.compare.digests import digest
 from ddpcheck.compare.trace import as_dense
 from ddpcheck.errors import raised
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import UsageError, usage_error
 from ddpcheck.ranks import devices
 from ddpcheck.run.facts import ReferenceFacts, Samples
 from ddpcheck.run.intervention import GlobalLoss, Switch, found, substituted
@@ -68,15 +68,13 @@ def check_collate(target: Target, batches: list[Any]) -> None:
     first = [b for b in batches[:1] if isinstance(b, tree.Collated)]
     if digests(first) == digests([b.rows(slice(None)) for b in first]):
         return
-    raise UsageError(
-        Problem(
-            slug="target-batch-unseeded",
-            message=f"{target.name}: collate() is not seeded: "
-            "two calls return different data",
-            expected="the same batch of the same samples from every call",
-            found="two calls of collate() on the samples of the first batch differ",
-            fix="draw in batch(), from generators that it seeds",
-        )
+    raise usage_error(
+        slug="target-batch-unseeded",
+        message=f"{target.name}: collate() is not seeded: "
+        "two calls return different data",
+        expected="the same batch of the same samples from every call",
+        found="two calls of collate() on the samples of the first batch differ",
+        fix="draw in batch(), from generators that it seeds",
     )
 
 
@@ -172,15 +170,13 @@ def does_not_train(
     if target.train_step is None and "closure" in raised.text_of(error):
         return _wants_closure(target, error)
     home = Path(target.path).absolute().parent if target.path else Path.cwd()
-    return UsageError(
-        Problem(
-            slug="target-raises",
-            message=f"{target.name}: training fails in a single process",
-            expected="model, batch, loss and optimizer that do three steps",
-            found=raised.in_words(error, home),
-            fix=hint or _fix(error),
-            stack=raised.stack(error),
-        )
+    return usage_error(
+        slug="target-raises",
+        message=f"{target.name}: training fails in a single process",
+        expected="model, batch, loss and optimizer that do three steps",
+        found=raised.in_words(error, home),
+        fix=hint or _fix(error),
+        stack=raised.stack(error),
     )
 
 
@@ -190,15 +186,13 @@ def _wants_closure(target: Target, error: Exception) -> UsageError:
     Its closure returns the rank's loss or the mean over ranks, which decides whether
     ranks take the same steps: only the target can define it.
     """
-    return UsageError(
-        Problem(
-            slug="target-optimizer-closure",
-            message=f"{target.name}: the optimizer's step needs a closure",
-            expected="def train_step(model, optimizer, batch), which has the closure",
-            found=first_line(error),
-            fix="write train_step with optimizer.step(closure); the page has one",
-            stack=raised.stack(error),
-        )
+    return usage_error(
+        slug="target-optimizer-closure",
+        message=f"{target.name}: the optimizer's step needs a closure",
+        expected="def train_step(model, optimizer, batch), which has the closure",
+        found=first_line(error),
+        fix="write train_step with optimizer.step(closure); the page has one",
+        stack=raised.stack(error),
     )
 
 
