@@ -19,6 +19,7 @@ from ddpcheck.diagnose.proposal import fix_of
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_DETECTORS,
     DATA_PARALLEL_FAULT_RULES,
+    asked,
 )
 from ddpcheck.diagnose.rules.data_batch_layout import SLUG as BATCH_LAYOUT
 from ddpcheck.diagnose.rules.norm_local_batch_stats import SLUG as LOCAL_STATISTICS
@@ -245,7 +246,7 @@ def _of_fault(
     """
     runs: tuple[Proposal | None, float] = None, math.inf
     for rule in DATA_PARALLEL_FAULT_RULES:
-        proposal = rule.detect(case)
+        proposal = asked(rule, case)
         if proposal is None:
             continue
         mended = session.run([spec.but(fixes=spec.fixes + proposal.fixes)])[0]
@@ -286,8 +287,8 @@ def _own(
     )
     before = assemble.worst_excess(run)
     unproven: list[Finding] = []
-    for detect in DATA_PARALLEL_DETECTORS:
-        proposal = detect(case)
+    for rule, detect in DATA_PARALLEL_DETECTORS:
+        proposal = asked(rule, case, detect)
         if proposal is None:
             continue
         after, verified = None, None

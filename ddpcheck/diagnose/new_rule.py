@@ -72,8 +72,6 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken:  # TODO: the evidence; read it, run nothing
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="TODO: the cause, one sentence",
         facts=("TODO: a sentence with numbers",),
         fix="TODO: what to do",

@@ -13,7 +13,7 @@ import math
 from ddpcheck.diagnose.facts.server_case import ServerCase
 from ddpcheck.diagnose.facts.text import number
 from ddpcheck.diagnose.proposal import Proposal
-from ddpcheck.diagnose.registry import SERVER_RULES
+from ddpcheck.diagnose.registry import SERVER_RULES, asked
 from ddpcheck.diagnose.rules import ps_reduce_mismatch
 from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
@@ -33,7 +33,7 @@ def found(
     """Returns what the server's own rules find, where the other reduction mends it."""
     case = _case(outcome, run)
     for rule in SERVER_RULES:
-        proposal = rule.detect(case)
+        proposal = asked(rule, case)
         if proposal is None:
             continue
         spec = outcome.spec.but(ps_reduce=_OTHER[case.reduce])
@@ -47,7 +47,7 @@ def found(
 def unverified(outcome: RunOutcome, run: Run, index: int) -> list[Finding]:
     """Returns what they propose, without a run (--no-fix)."""
     case = _case(outcome, run)
-    made = [rule.detect(case) for rule in SERVER_RULES]
+    made = [asked(rule, case) for rule in SERVER_RULES]
     return [_finding(p, p.facts, run, index, None) for p in made if p is not None][:1]
 
 
@@ -102,9 +102,9 @@ def explained(
     )
     if mine.verdict == "equivalent" or other.verdict != "equivalent":
         return told
-    proposal = ps_reduce_mismatch.proposed(
-        dataclasses.replace(_case(outcome, run), first=())
-    )
+    case = dataclasses.replace(_case(outcome, run), first=())
+    proposal = asked(ps_reduce_mismatch, case, ps_reduce_mismatch.proposed)
+    assert proposal is not None
     facts = (*proposal.facts, "seen with the other causes fixed")
     return [*told, _finding(proposal, facts, mine, index, other)]
 

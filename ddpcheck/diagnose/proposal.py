@@ -24,7 +24,8 @@ class Proposal:
     """A rule's candidate cause, and the intervention that would prove it.
 
     What the report shows:
-    `link`: where in a step it is, of data, forward, loss, backward, reduce and update.
+    `slug` and `link`: those of the rule, unless it sets others; the link is where in a
+    step it is, of data, forward, loss, backward, reduce and update.
     `summary`: the cause, one sentence. `facts`: sentences with numbers that name no
     cause. `fix` and `code`: what to do, and how. `safe`: the fix does not change the
     single-process run. `benign`: nothing is wrong with the training itself.
@@ -52,8 +53,8 @@ class Proposal:
     Of several that make the run equal the one with the least `width` is preferred.
     """
 
-    slug: str
-    link: str
+    slug: str = ""
+    link: str = ""
     summary: str
     facts: tuple[str, ...]
     fix: str
@@ -100,6 +101,13 @@ class Proposal:
     def is_precise(self) -> bool:
         """Whether there is evidence for the fix, and it fixes this cause alone."""
         return not (self.speculative or self.is_wide or self.last_resort)
+
+
+def of_rule(proposal: Proposal, slug: str, link: str) -> Proposal:
+    """Returns it with the slug and the link of its rule, its fallbacks as well."""
+    other = proposal.fallback and of_rule(proposal.fallback, slug, link)
+    mine = {"slug": proposal.slug or slug, "link": proposal.link or link}
+    return replaced(proposal, **mine, fallback=other)
 
 
 def replaced(proposal: Proposal, **changes: Any) -> Proposal:

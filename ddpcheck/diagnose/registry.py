@@ -7,12 +7,12 @@ group the order is from the most specific evidence to the least.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.data_parallel_case import DataParallelCase
 from ddpcheck.diagnose.facts.server_case import ServerCase
-from ddpcheck.diagnose.proposal import Proposal
+from ddpcheck.diagnose.proposal import Proposal, of_rule
 from ddpcheck.diagnose.rules import (
     collective_backend_defect,
     collective_backward_double_count,
@@ -135,6 +135,19 @@ class ServerRule(Protocol):
         """Returns what may be the cause of a run that differs; runs nothing."""
 
 
+def asked(
+    rule: Rule | DataParallelRule | ServerRule,
+    case: Any,
+    detect: Callable[[Any], Proposal | None] | None = None,
+) -> Proposal | None:
+    """Returns what a rule proposes, as its own.
+
+    `detect`: another of the rule's functions, for cases of another kind.
+    """
+    found: Proposal | None = (detect or rule.detect)(case)
+    return found and of_rule(found, rule.SLUG, rule.LINK)
+
+
 # For divergences of a parameter server; these take a ServerCase.
 SERVER_RULES: tuple[ServerRule, ...] = (ps_reduce_mismatch,)
 
@@ -148,11 +161,13 @@ DATA_PARALLEL_RULES: tuple[DataParallelRule, ...] = (
 )
 
 # For DataParallel alone: its own rules, then those that others have for replicas.
-DATA_PARALLEL_DETECTORS: tuple[Callable[[DataParallelCase], Proposal | None], ...] = (
-    *(rule.detect for rule in DATA_PARALLEL_RULES),
-    norm_local_batch_stats.detect_in_replicas,
-    dp_thread_context.detect_shared,
-    rng_stochastic_layer.detect_in_replicas,
+DATA_PARALLEL_DETECTORS: tuple[
+    tuple[Rule | DataParallelRule, Callable[[DataParallelCase], Proposal | None]], ...
+] = (
+    *((rule, rule.detect) for rule in DATA_PARALLEL_RULES),
+    (norm_local_batch_stats, norm_local_batch_stats.detect_in_replicas),
+    (dp_thread_context, dp_thread_context.detect_shared),
+    (rng_stochastic_layer, rng_stochastic_layer.detect_in_replicas),
 )
 
 # For exceptions under DataParallel; these take a DataParallelCase too.
@@ -168,17 +183,17 @@ DATA_PARALLEL_FAULT_RULES: tuple[DataParallelRule, ...] = (
 FAULT_RULE: FaultRule = sync_rank_fault
 
 # For causes that the fix of a loss hides, though the ranks' own numbers show them.
-HIDDEN: dict[str, Callable[[Case], Proposal | None]] = {
-    loss_factors.DOUBLE: loss_factors.detect_hidden,
-    sync_control_desync.SLUG: sync_control_desync.detect_hidden,
-    sync_scaler_desync.SLUG: sync_scaler_desync.detect_hidden,
-    ddp_wrapper_missing.SLUG: ddp_wrapper_missing.detect_hidden,
-    state_ema_teacher_divergence.SLUG: state_ema_teacher_divergence.detect_hidden,
-}
+HIDDEN: tuple[tuple[Rule, Callable[[Case], Proposal | None]], ...] = (
+    (loss_double_world_scale, loss_factors.detect_hidden),
+    (sync_control_desync, sync_control_desync.detect_hidden),
+    (sync_scaler_desync, sync_scaler_desync.detect_hidden),
+    (ddp_wrapper_missing, ddp_wrapper_missing.detect_hidden),
+    (state_ema_teacher_divergence, state_ema_teacher_divergence.detect_hidden),
+)
 
 # For runs that nothing else explains: their fixes would mend many causes.
-LAST: tuple[Callable[[Case], Proposal | None], ...] = (
-    loss_batch_coupled.detect_statistics,
+LAST: tuple[tuple[Rule, Callable[[Case], Proposal | None]], ...] = (
+    (loss_batch_coupled, loss_batch_coupled.detect_statistics),
 )
 
 RULES: tuple[Rule, ...] = (

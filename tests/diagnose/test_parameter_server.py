@@ -8,6 +8,7 @@ import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.diagnose.facts.server_case import ServerCase
+from ddpcheck.diagnose.registry import asked
 from ddpcheck.diagnose.rules import ps_reduce_mismatch
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Difference, Fault, Finding, Report, Run
@@ -248,7 +249,7 @@ def _case(
     ids=["sum", "mean"],
 )
 def test_rule_fires_where_all_gradients_have_the_factor(case: ServerCase) -> None:
-    proposal = ps_reduce_mismatch.detect(case)
+    proposal = asked(ps_reduce_mismatch, case)
     assert proposal is not None
     assert proposal.slug == "ps/reduce-mismatch"
 

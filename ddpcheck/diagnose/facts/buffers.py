@@ -203,7 +203,7 @@ def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
     return any(set(rank.written) & set(modules) for rank in ranks)
 
 
-def read_at_once(case: Case, slug: str, *, sent: bool) -> Proposal | None:
+def read_at_once(case: Case, *, sent: bool) -> Proposal | None:
     """Returns the proposal, on trial, if gradients differ with buffers in step 1.
 
     It is for buffers that a step writes from the local shard, and reads before it ends:
@@ -221,7 +221,6 @@ def read_at_once(case: Case, slug: str, *, sent: bool) -> Proposal | None:
     if owner is None or owner.are_broadcast != sent:
         return None
     return Proposal(
-        slug=slug,
         link="forward",
         summary=_summary_of_reads(owner),
         facts=(

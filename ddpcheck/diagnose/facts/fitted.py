@@ -13,18 +13,18 @@ from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import GlobalModule, Substitute
 
 
-def by_the_model(case: Case, slug: str) -> Proposal | None:
+def by_the_model(case: Case) -> Proposal | None:
     """Returns the proposal, on trial, for modules that the model's forward fits."""
     found = _modules(case, by_the_model=True)
     if not found:
         return None
     return replaced(
-        _proposal(case, found, slug, "its output for a sample depends on the others"),
+        _proposal(case, found, "its output for a sample depends on the others"),
         fix="fit to the samples of all ranks, using a collective with autograd",
     )
 
 
-def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
+def by_the_step(case: Case, *, sent: bool) -> Proposal | None:
     """Returns the proposal, on trial, for modules that the training step fits.
 
     `sent`: whether DDP broadcasts rank 0's buffers before its forward; None is returned
@@ -42,7 +42,7 @@ def by_the_step(case: Case, slug: str, *, sent: bool) -> Proposal | None:
         if sent
         else "every rank uses its own buffers"
     )
-    return _proposal(case, found, slug, goes)
+    return _proposal(case, found, goes)
 
 
 def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
@@ -58,11 +58,10 @@ def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
     return found if any(m.name in written for m in found) == by_the_model else []
 
 
-def _proposal(case: Case, found: list[ModuleCall], slug: str, goes: str) -> Proposal:
+def _proposal(case: Case, found: list[ModuleCall], goes: str) -> Proposal:
     first, named = found[0], module(found[0].name)
     control = () if any(m.collectives for m in found) else (GlobalModule(hides=False),)
     proposal = Proposal(
-        slug=slug,
         link="forward",
         summary=f"{named} ({first.kind}) is fitted to the local shard before it is "
         f"called: {goes}",

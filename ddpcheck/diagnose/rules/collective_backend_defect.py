@@ -17,7 +17,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     only_reducer = all(defect.in_reducer for defect in found)
     return Proposal(
-        slug=SLUG,
         link="reduce" if only_reducer else LINK,
         summary="a collective returns a wrong result",
         facts=tuple(

@@ -31,8 +31,6 @@ def detect(case: Case) -> Proposal | None:
     if ratio is None or not is_whole or abs(ratio / world**2 - 1) > case.close:
         return _detect_summed_term(case)
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="every rank has the whole loss, and the backward of its collective sums "
         f"the gradients of all {world} ranks: every gradient is {world} times too large",
         facts=(
@@ -61,8 +59,6 @@ def _detect_summed_term(case: Case) -> Proposal | None:
     if not (case.has_cuts and case.loss_asks_others) or case.is_part:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a term of the loss, which every rank has in full, uses a sum over "
         "ranks that is not divided: the term and its gradient are "
         f"{case.world_size} times the single-process ones",
@@ -95,8 +91,6 @@ def _detect_custom_backward(case: Case) -> Proposal | None:
         return _summed_once_more(case) if case.loss_collectives else None
     found = case.mismatched("gradients", 0)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a custom backward of the model sums gradients over ranks, and DDP "
         f"averages these equal sums: the gradients are {world} times the "
         "single-process ones",
@@ -117,8 +111,6 @@ def _detect_custom_backward(case: Case) -> Proposal | None:
 def _summed_once_more(case: Case) -> Proposal:
     """Returns the proposal for a step that sums gradients itself, without DDP."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the backward of the loss's collective sums the gradients of all "
         f"{case.world_size} ranks, and the training step sums them over ranks again",
         facts=(

@@ -49,8 +49,6 @@ def _of_rows(case: Case) -> Proposal | None:
     # With all counts equal the loss is right: labels may still refer to the rows of
     # another rank, or views be joined rank by rank, which only a run can show.
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the loss joins the gathered tensors in a layout other than the "
         "single-process one: order, axis or labels",
         facts=(
@@ -130,8 +128,6 @@ def _offset(case: Case) -> OffsetLabels:
 
 def _with_gaps(gaps: list[Defect]) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a collective is called on a view with gaps, and uses the memory "
         "behind the view instead of its elements",
         facts=tuple(
@@ -151,7 +147,6 @@ def _detect_averaged_copies(case: Case) -> Proposal:
     """Proposes it as speculative for gradients that are averaged by hand, in copies."""
     outside = case.outcome.facts().get("outside", [])
     return Proposal(
-        slug=SLUG,
         link="reduce",
         summary="non-contiguous gradients are averaged by hand in a copy that "
         "reshape makes, so the gradients themselves do not change",

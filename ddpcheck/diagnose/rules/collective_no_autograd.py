@@ -37,8 +37,6 @@ def detect(case: Case) -> Proposal | None:
         + listed(residual for _, residual in case.ratios())
     )
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the loss uses collectives without autograd: its value is that of "
         "the global batch, its gradient only the rank's own part",
         facts=(

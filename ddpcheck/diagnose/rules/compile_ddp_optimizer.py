@@ -27,8 +27,6 @@ def detect(case: Case) -> Proposal | None:
     settings = [f.get("optimize_ddp") for f in case.ranks]
     said = [f"the ranks raise {case.fault_text}"] if case.fault_text else []
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the compiled backward does not work with DDP's C++ reducer"
         if backward
         else "the model compiled by torch.compile does not work with DDP",

@@ -41,8 +41,6 @@ def detect(case: Case) -> Proposal | None:
         return None  # strided shards may have equal numbers of the hardest samples
     world = case.world_size
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="dimension 0 of the batch has a structure, such as two views one "
         "after the other, and contiguous shards separate rows that belong together",
         facts=(

@@ -24,8 +24,6 @@ def detect(case: Case) -> Proposal | None:
         else ("where they already differ from the single-process run")
     )
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks' samples come in the same order in every epoch: the "
         "sampler's epoch is not set",
         facts=(

@@ -20,8 +20,6 @@ def detect(case: Case) -> Proposal | None:
     is_last = set(moment.repeated) == {moment.one[-1]}
     where = "the last of all" if is_last else "from the beginning of another shard"
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="samples are repeated to give every rank the same number: repeated "
         "samples count more than once",
         facts=(
@@ -45,8 +43,6 @@ def _of_dropped(moment: rows.Moment) -> Proposal:
     """Returns the proposal for samples that no rank trains on."""
     lost = sum(moment.missing.values())
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=(
             "samples are dropped to give every rank the same number: no rank "
             "trains on them"

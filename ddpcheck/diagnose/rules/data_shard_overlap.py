@@ -21,8 +21,6 @@ def detect(case: Case) -> Proposal | None:
     if not shared and not rows.has_a_part(moment):
         return None
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=_summary(moment),
         facts=(
             f"in step {moment.step + 1} the single-process run trains on "

@@ -21,8 +21,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     counts = rows.calls_of_ranks(case, step)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="ranks have different numbers of batches: those with more wait for "
         "gradients that the others do not have",
         facts=(

@@ -61,8 +61,6 @@ def _detect_penalty(case: Case) -> Proposal | None:
 def _by_hand(summary: str, fact: str, *added: str) -> Proposal:
     """Returns the proposal; `added` is code that comes before backward."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=summary,
         facts=(fact,),
         fix="use backward(); for a gradient penalty add 0 * the sum of all parameters",
@@ -84,8 +82,6 @@ def _detect_other_uses(calls: str) -> Proposal:
     optimizer's gradients come from backward, and DDP reduces those.
     """
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the step uses gradients from torch.autograd.grad, which are those "
         "of the local shard: DDP reduces only the gradients of backward",
         facts=(f"{calls}; DDP reduces the gradients of backward correctly",),

@@ -19,8 +19,6 @@ def detect(case: Case) -> Proposal | None:
     what = "dtype or memory format" if converted else "memory"
     found = converted or moved
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the model was converted after wrapping: gradients no longer match "
         "DDP's hooks or the layout of its buckets",
         facts=(

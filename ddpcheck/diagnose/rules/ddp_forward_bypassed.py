@@ -47,8 +47,6 @@ def detect(case: Case) -> Proposal | None:
 
 def _lacking(name: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=f"the step calls {name} on the wrapper, which "
         "DistributedDataParallel does not have; the single-process run calls it on "
         "the bare model",
@@ -79,8 +77,6 @@ def _in_a_part_of_the_step(case: Case) -> Proposal | None:
 
 def _proposal(summary: str, *facts: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=summary,
         facts=facts,
         fix=(

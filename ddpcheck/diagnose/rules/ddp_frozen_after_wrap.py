@@ -24,8 +24,6 @@ def detect(case: Case) -> Proposal | None:
     if not found:
         return _detect_frozen_in_turn(frozen)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters were frozen after wrapping: their bucket waits for gradients "
         "that never come",
         facts=(_fact(found),),
@@ -42,8 +40,6 @@ def _detect_frozen_in_turn(frozen: list[str]) -> Proposal:
     In separate DDP objects no network waits for another: the cause is another one.
     """
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parts of the model are frozen in turn after wrapping: their "
         "buckets, which also hold trained parameters, wait for gradients that "
         "never come",

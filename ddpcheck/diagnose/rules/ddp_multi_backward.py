@@ -17,8 +17,6 @@ def detect(case: Case) -> Proposal | None:
     if not has_later_backward(case) or "[" in events[0] or goes_past_the_wrapper(case):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DDP reduces only the first backward after its forward; the "
         "gradients of the second stay local",
         facts=(

@@ -21,8 +21,6 @@ def detect(case: Case) -> Proposal | None:
         if a != b
     )
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks hold their parameters in different orders; DDP matches them by "
         "position and shape, so layers get each other's weights and gradients",
         facts=(

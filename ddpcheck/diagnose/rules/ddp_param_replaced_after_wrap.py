@@ -20,8 +20,6 @@ def detect(case: Case) -> Proposal | None:
     if not (found or gone) or not case.reduce_is_broken:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters were replaced after wrapping: DDP's hooks are on "
         "tensors that are no longer trained",
         facts=(
@@ -46,8 +44,6 @@ def _of_resized(resized: list[str]) -> Proposal:
     gradient, and that node expects the former shape.
     """
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters were resized after wrapping: DDP's hooks and buckets "
         "have the old shape",
         facts=(

@@ -15,8 +15,6 @@ def detect(case: Case) -> Proposal | None:
     if not found or case.run.ranks_agree:
         return None  # on equal gradients: other code reduces over the groups
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the wrapper averages gradients over a process group that does not "
         "hold all data-parallel ranks, so each group trains by itself",
         facts=tuple(found),

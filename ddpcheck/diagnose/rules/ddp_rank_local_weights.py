@@ -24,8 +24,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     rank, found = wrong[-1]
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks start from different weights: something wrote weights "
         "after DDP broadcast those of rank 0",
         facts=(
@@ -74,8 +72,6 @@ def _is_of_an_average(case: Case) -> bool:
 
 def _broadcast(case: Case, fix: Switch, summary: str, fact: str) -> Proposal:
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=summary,
         facts=(fact,),
         fix="load or reset the same weights on all ranks, or broadcast afterwards",

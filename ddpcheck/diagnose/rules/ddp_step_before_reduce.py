@@ -44,8 +44,6 @@ def _detect_local_copies(case: Case) -> Proposal | None:
 
 def _proposal(summary: str, fact: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=summary,
         facts=(fact,),
         fix="step after backward, or register the step as a DDP communication hook",

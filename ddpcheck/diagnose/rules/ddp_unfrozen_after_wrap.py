@@ -16,8 +16,6 @@ def detect(case: Case) -> Proposal | None:
     if not found or not case.reduce_is_broken:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters were unfrozen after wrapping: DDP left them out when it was "
         "built",
         facts=(

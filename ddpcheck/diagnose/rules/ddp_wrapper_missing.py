@@ -32,8 +32,6 @@ def detect(case: Case) -> Proposal | None:
         for quantity in case.step_quantity("gradients", earlier)
     )
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="trained parameters are in no DDP object, and the step's own "
         "reduction does not give the mean of their gradients"
         if averages
@@ -75,8 +73,6 @@ def _detect_outside_model(case: Case) -> Proposal | None:
     if found is None or not found.is_trained:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters trained in addition to the model are in no DDP object, "
         "so their gradients are not averaged",
         facts=found.facts,

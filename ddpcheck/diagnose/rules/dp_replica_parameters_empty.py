@@ -12,8 +12,6 @@ LINK = "forward"
 def detect(_: DataParallelCase) -> Proposal | None:
     """Proposes it as speculative; a run in which replicas have parameters confirms it."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the forward reads parameters(), which is empty in DataParallel's "
         "replicas: their parameters are plain tensors",
         facts=(

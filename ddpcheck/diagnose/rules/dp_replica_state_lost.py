@@ -19,8 +19,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
     if not case.run.buffers.mismatched or worst is None:
         return _detect_attributes()
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DataParallel discards what replicas write: buffers keep their "
         "first value, or only the first replica's update",
         facts=(
@@ -35,8 +33,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
 def _detect_attributes() -> Proposal:
     """Proposes it as speculative for attributes; a run that keeps them confirms it."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DataParallel discards attributes that replicas set: a counter, a "
         "cache or a hidden state keeps its first value",
         facts=(

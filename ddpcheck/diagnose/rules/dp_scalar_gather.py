@@ -12,8 +12,6 @@ LINK = "loss"
 def detect(_: DataParallelCase) -> Proposal | None:
     """Proposes it as speculative; a run with one scalar confirms it."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="each replica's forward returns a scalar, and DataParallel gathers "
         "these to a vector; the loss computed from it is not the single-process "
         "scalar",

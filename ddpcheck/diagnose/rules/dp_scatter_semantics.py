@@ -13,8 +13,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
     """Proposes it as speculative; a run that splits only samples confirms it."""
     mended = "it runs" if case.run.faults else "it equals the single-process run"
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DataParallel splits and gathers every tensor along dimension 0, "
         "whatever that is, and copies everything else whole; when only samples are "
         f"split and gathered, {mended}",

@@ -12,8 +12,6 @@ LINK = "forward"
 def detect(_: DataParallelCase) -> Proposal | None:
     """Proposes it as speculative; a run in one thread confirms it."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the forward depends on state of the calling thread, and "
         "DataParallel runs each replica in a thread of its own",
         facts=(
@@ -29,8 +27,6 @@ def detect(_: DataParallelCase) -> Proposal | None:
 def detect_shared(_: DataParallelCase) -> Proposal | None:
     """Proposes it as speculative for objects that replicas share; a run without confirms it."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DataParallel's replicas share the lists and dicts of the model: "
         "an entry added by one replica is seen by all",
         facts=(

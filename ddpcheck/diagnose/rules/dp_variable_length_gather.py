@@ -14,8 +14,6 @@ def detect(case: DataParallelCase) -> Proposal | None:
     if not case.run.faults:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="DataParallel's replicas return tensors of different lengths; with "
         "outputs padded to the longest it runs",
         facts=(),

@@ -30,8 +30,6 @@ def detect(case: Case) -> Proposal | None:
     # A module that calls get_rank differs on all rows too, unless the group is hidden.
     asks = any(m.collectives for m in calls)
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=f"{module(first.name)} ({first.kind}) mixes samples: its output for "
         "a sample depends on the other samples in the shard, or on its position "
         "among them",
@@ -112,7 +110,7 @@ def _detect_in_step(case: Case) -> Proposal | None:
     """Proposes it as speculative for a step that gives the model other inputs on ranks."""
     worst = input_diff(case)
     if case.diverging():
-        return fitted.by_the_model(case, SLUG)
+        return fitted.by_the_model(case)
     if worst <= case.close:
         return (
             _detect_in_gradients(case)
@@ -122,8 +120,6 @@ def _detect_in_step(case: Case) -> Proposal | None:
     if not case.facts["has_train_step"]:
         return None
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step mixes samples before it calls the model: the "
         "model's input for a sample depends on the other samples in the shard, or "
         "on its position among them",
@@ -177,8 +173,6 @@ def _detect_in_gradients(case: Case) -> Proposal | None:
         "fewer rows than the global batch"
     )
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=f"{module(modules[0])} {does}",
         facts=(
             f"outputs and the loss's gradient at them are right; {len(found)} "
@@ -227,8 +221,6 @@ def _detect_stored_samples(case: Case) -> Proposal | None:
     if not case.step_quantity("outputs", 0):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the model stores samples of the local shard and uses them in "
         "later steps: its output for a sample depends on the earlier samples of "
         "the shard",
@@ -263,8 +255,6 @@ def _detect_choice_of_outputs(case: Case) -> Proposal | None:
     if first is None or case.run.faults or case.reduce_is_broken:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the model chooses its outputs by all samples of its input, and "
         "chooses differently for a shard than for the global batch",
         facts=(

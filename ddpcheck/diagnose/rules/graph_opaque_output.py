@@ -15,8 +15,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     kind = next(filter(None, (f.get("opaque_output") for f in case.ranks)))
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the model returns an object in which DDP finds no tensors, so DDP "
         "does not know which gradients to wait for",
         facts=(f"the output is a {kind}; torch's pytree finds no tensor in it",),

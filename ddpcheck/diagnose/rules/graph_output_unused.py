@@ -19,8 +19,6 @@ def detect(case: Case) -> Proposal | None:
     if not unused.everywhere or not unused.in_output:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="part of the model's output does not reach the loss, so the "
         "parameters behind it get no gradient and their bucket stays incomplete",
         facts=(

@@ -25,8 +25,6 @@ def detect(case: Case) -> Proposal | None:
     if unused.everywhere:
         return None
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks use different parameters, and on every rank DDP waits "
         "for all parameters",
         facts=(
@@ -58,7 +56,6 @@ def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
     if not asked:
         return None
     return Proposal(
-        slug=SLUG,
         link="forward",
         summary="the parameters that a rank uses depend on its rank number: the "
         "others count as zero in DDP's mean, and the single-process run uses those "
@@ -79,8 +76,6 @@ def _detect_branch_on_rank(case: Case, somewhere: list[str]) -> Proposal | None:
 def _detect_average_by_hand(somewhere: list[str]) -> Proposal:
     """Proposes it as speculative for gradients that a step averages by hand."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks use different parameters, and the average by hand skips "
         "parameters without a gradient: gradients of different parameters are "
         "added up",

@@ -19,8 +19,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     count = max(f.get("nested_backwards", 0) for f in case.ranks)
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="reentrant checkpointing runs a backward inside the backward, and DDP's "
         "hooks fire early or twice",
         facts=(f"backward was called {times(count)} from inside another backward",),

@@ -28,8 +28,6 @@ def detect(case: Case) -> Proposal | None:
             "forward's graph as ready, and they get a gradient later"
         )
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a parameter's gradient is ready twice in one backward: the "
         "parameter is also used outside the forward, or in several forwards",
         facts=tuple(facts),

@@ -26,8 +26,6 @@ def detect(case: Case) -> Proposal | None:
     if step is None or rows.are_used_up(case, step):
         return None  # stopped before its backward, or without a batch left
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a rank skips a backward that the others run: they wait for its "
         "gradients, or receive those of its next step",
         facts=(

@@ -14,8 +14,6 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken or not any(f.get("static_graph") for f in case.ranks):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="static_graph=True, but the graph differs between steps, or some "
         "parameters are unused",
         facts=("DDP was built with static_graph=True",),

@@ -19,8 +19,6 @@ def detect(case: Case) -> Proposal | None:
     if not unused.everywhere or unused.in_output:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="parameters without gradient in a backward keep their bucket "
         "incomplete: it is not reduced, and DDP's next forward raises",
         facts=(

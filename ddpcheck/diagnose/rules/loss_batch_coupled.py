@@ -285,8 +285,6 @@ def _detect_inside_module(case: Case) -> Proposal | None:
 
 def _proposal(facts: tuple[str, ...], fixes: Interventions) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the loss is not a sum over samples: the mean of the per-rank "
         "losses is not the loss of the global batch",
         facts=facts,
@@ -345,8 +343,6 @@ def detect_statistics(case: Case) -> Proposal | None:
     if not case.facts["has_train_step"] or first is None or case.run.faults:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the loss uses numbers computed from the local shard: a mean, a "
         "deviation or an extreme, taken without gradient",
         facts=(

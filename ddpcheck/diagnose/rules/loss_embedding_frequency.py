@@ -25,8 +25,6 @@ def detect(case: Case) -> Proposal | None:
     if not owners or not all(kinds.get(name, False) for name in owners):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="an embedding with scale_grad_by_freq divides each row's gradient "
         "by how often the row occurs in the shard, not in the global batch",
         facts=(

@@ -157,8 +157,6 @@ def _times(case: Case, factor: float) -> Proposal:
 
 def _proposal(factor: float) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a term of the loss that every rank has in full (a penalty on the "
         "weights) is scaled like the data term",
         facts=(),

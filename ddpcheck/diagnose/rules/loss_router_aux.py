@@ -56,8 +56,6 @@ def _detect_in_loss(case: Case) -> Proposal | None:
         return _detect_at_probabilities(case, broken)
     modules = list(dict.fromkeys(c.module for c in broken))
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=_SUMMARY,
         facts=(
             f"the loss's gradient is wrong only at {names(map(module, modules))}, "
@@ -99,8 +97,6 @@ def _detect_in_backward(case: Case) -> Proposal | None:
         return None
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in found))
     proposal = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=_SUMMARY + "; the model adds its gradient in a custom backward",
         facts=(
             f"outputs and the loss's gradient at them are right; {len(found)} "
@@ -166,8 +162,6 @@ def _detect_at_probabilities(case: Case, broken: list[Cut]) -> Proposal | None:
         return None
     at = "at their softmax the gradient" if of_shares else "it"
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=_SUMMARY,
         facts=(
             "the loss's gradient is wrong only at "

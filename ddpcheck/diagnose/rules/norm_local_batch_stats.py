@@ -54,8 +54,6 @@ def detect(case: Case) -> Proposal | None:
     if at_start:
         fixes = (*fixes, Substitute(boundary="start"))
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=_of_compiled(compiled[0])
         if compiled
         else _summary(len(layers), are_torchs=len(torchs) == len(calls)),
@@ -124,8 +122,6 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
     if not case.has_batch_norm:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="batch norm normalises with the mean and variance of the replica's shard",
         facts=(
             "with batch norm frozen in both runs, DataParallel equals the "

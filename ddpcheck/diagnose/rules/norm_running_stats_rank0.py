@@ -16,8 +16,6 @@ def detect(case: Case) -> Proposal | None:
     if owner is None:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="running statistics are updated from the local shard"
         + (
             "; before each forward rank 0's statistics overwrite the others, so "

@@ -52,8 +52,6 @@ def detect(case: Case) -> Proposal | None:
     else:
         fixes = tuple(dict.fromkeys(GlobalModule(name=m.name) for m in inner))
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=f"{first.name} ({first.kind}) synchronises its statistics over "
         "ranks, but the result is not the statistics of the global batch",
         facts=(f"{first.name}, given the reference's input: {asks}{what}{uneven}",),
@@ -83,7 +81,6 @@ def _detect_autograd_function(case: Case) -> Proposal | None:
     if any(_is_wrong(m, case) for m in asks) or case.first_broken("gradients") != 0:
         return None
     return Proposal(
-        slug=SLUG,
         link="backward",
         summary="the model's forward synchronises statistics over ranks, but its "
         "backward is not the backward of the global statistics",

@@ -48,8 +48,6 @@ def proposed(case: ServerCase) -> Proposal:
     code = "grad = sum(gradients)" + (" / num_workers" if is_sum else "")
     scale = rate(case, 1.0 / ratio)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=summary,
         facts=(
             *_measured(case, ratio),

@@ -31,8 +31,6 @@ def detect(case: Case) -> Proposal | None:
     if case.run.noise == "sample" or not same_stream(case):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="all ranks draw the same random numbers for different samples: the "
         "noise has only 1/W as many independent draws",
         facts=(
@@ -51,8 +49,6 @@ def detect(case: Case) -> Proposal | None:
 
 def _by_own_generator(case: Case, draws: tuple[tuple[int, ...], ...]) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="all ranks draw the same random numbers for different samples: the "
         "target's own generator has the same seed on every rank",
         facts=(
@@ -104,8 +100,6 @@ def _detect_by_inputs(case: Case) -> Proposal | None:
 
 def _of_numpy(why: str, fact: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=f"all ranks draw the same random numbers for different samples: {why}",
         facts=(fact, EQUAL),
         fix="seed the generator by rank; to check the rest, remove the noise",

@@ -36,8 +36,6 @@ def detect(case: Case) -> Proposal | None:
     if not case.rest_is_broken:
         return None  # if ranks average by hand, each still draws its own noise
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the model draws random numbers, so a shard gets other noise than "
         "the same samples in the global batch",
         facts=(
@@ -72,8 +70,6 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
     if case.draws:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the forward draws random numbers with numpy or random, and every replica "
         "draws its own",
         facts=(
@@ -111,8 +107,6 @@ def _ranks_alone_draw(case: Case) -> bool:
 
 def _by_ranks_alone() -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="each rank draws its own random numbers and the single-process run "
         "draws none: an order or a choice that all ranks must share differs",
         facts=(EQUAL,),
@@ -138,8 +132,6 @@ def _draws_by_seed_alone(case: Case) -> bool:
 
 def _by_seed() -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="random numbers come from the target's own generator, which has "
         "another seed on every rank, so a shard gets other noise than the same "
         "samples in the global batch",
@@ -174,8 +166,6 @@ def _detect_drawn_inputs(case: Case) -> Proposal | None:
     if repeats_first_inputs(case):
         return None  # rng/same-stream-all-ranks
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step draws random numbers with numpy or random, so "
         "the model's input for a shard differs from that for the same samples in "
         "the global batch",
@@ -197,8 +187,6 @@ def _detect_drawn_inputs(case: Case) -> Proposal | None:
 
 def _unrepeatable() -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the single-process run is not repeatable: the model draws random "
         "numbers, and not from torch's generator",
         facts=(

@@ -15,19 +15,17 @@ LINK = "update"
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for other modules whose buffers differ after a step."""
-    fit = fitted.by_the_step(case, SLUG, sent=True)
+    fit = fitted.by_the_step(case, sent=True)
     if fit is not None:
         return fit
     owner = diverging_buffers(case, batch_norm=False)
     if owner is None:
-        return read_at_once(case, SLUG, sent=True) or _detect_per_sample_state(case)
+        return read_at_once(case, sent=True) or _detect_per_sample_state(case)
     if not owner.written_in_forward:
         is_own = owner.are_broadcast and not owner.are_exchanged
-        at_once = read_at_once(case, SLUG, sent=True)
+        at_once = read_at_once(case, sent=True)
         return _by_the_step(owner, at_once) if is_own else at_once
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="forward updates a buffer from the local shard, and "
         + (
             "before each forward rank 0's value overwrites the others: only rank "
@@ -55,8 +53,6 @@ def detect(case: Case) -> Proposal | None:
 
 def _by_the_step(owner: Owners, at_once: Proposal | None) -> Proposal:
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a buffer is updated between forwards from the local shard, and "
         "before each forward rank 0's value overwrites the others: only rank 0's "
         "data count",
@@ -80,8 +76,6 @@ def _detect_per_sample_state(case: Case) -> Proposal | None:
     if not sent or not case.first_broken("gradients") or case.run.faults:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="before each forward rank 0's buffers overwrite those of the other "
         "ranks, which hold state of their own samples",
         facts=(

@@ -24,9 +24,7 @@ def detect(case: Case) -> Proposal | None:
     per_rank = [f.get("start_buffers_differ", []) for f in case.ranks]
     wrong = [(rank, found) for rank, found in enumerate(per_rank) if found]
     if not wrong:
-        fit = fitted.by_the_step(case, SLUG, sent=False) or read_at_once(
-            case, SLUG, sent=False
-        )
+        fit = fitted.by_the_step(case, sent=False) or read_at_once(case, sent=False)
         written = _detect_written_in_step(case)
         if written is not None:
             return replaced(written, fallback=fit)
@@ -40,8 +38,6 @@ def detect(case: Case) -> Proposal | None:
     if None not in states and tolerance.digests_agree(states, case.rtol):
         return _built_otherwise(f"before the first step every rank {where}")
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks start from different buffers, and DDP was built with "
         "broadcast_buffers=False",
         facts=(f"before the first step rank {rank} {where}",),
@@ -66,8 +62,6 @@ def _detect_written_in_step(case: Case) -> Proposal | None:
     if owner is None or owner.written_in_forward or owner.are_broadcast:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step writes different buffers on different ranks, "
         "and DDP was built with broadcast_buffers=False",
         facts=(*owner.facts, "no forward writes these buffers: the training step does"),
@@ -85,7 +79,6 @@ def _detect_outside_model(case: Case) -> Proposal | None:
     if found is None or found.has_weights or found.decides:
         return None
     on_trial = Proposal(
-        slug=SLUG,
         link="update",
         summary="state outside the model's parameters and buffers is updated from "
         "the local shard: DDP does not broadcast it, so every rank continues with "
@@ -110,8 +103,6 @@ def _detect_outside_model(case: Case) -> Proposal | None:
 
 def _built_otherwise(fact: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="all ranks start from the same buffers, but not from the "
         "single-process ones: model() returns other buffers when a process group "
         "exists",

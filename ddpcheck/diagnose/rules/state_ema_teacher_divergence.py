@@ -34,8 +34,6 @@ def detect(case: Case) -> Proposal | None:
     # Parameters that require gradients and get none are broadcast with trained ones.
     asks = not set(found) <= set(case.facts["untrained"])
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="weights that no optimizer trains (an average, a teacher) are "
         "updated on some ranks only, or from the local shard",
         facts=(
@@ -61,8 +59,6 @@ def detect_hidden(case: Case) -> Proposal | None:
     ):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="weights that no optimizer trains (an average, a teacher) are "
         "updated using the local shard, or its size",
         facts=(
@@ -118,8 +114,6 @@ def _detect_read_in_step(case: Case) -> Proposal | None:
     if not found:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="weights that no optimizer trains (an average, a teacher) are "
         "updated on some ranks only, and the same step uses them",
         facts=(
@@ -162,8 +156,6 @@ def _by_numbers(found: list[str], when: str) -> Proposal:
     """
     modules = dict.fromkeys(name.rpartition(".")[0] for name in found)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="weights that no optimizer trains (an average, a teacher) get the "
         "same update on all ranks, but another one than in the single-process run: "
         "it depends on the size of a shard, or on the number of steps",
@@ -190,8 +182,6 @@ def _detect_buffers(case: Case) -> Proposal | None:
     if owner.are_broadcast:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a buffer that DDP does not broadcast is updated from the local "
         "shard, and drifts apart between ranks",
         facts=(*owner.facts, "no forward writes these buffers: the training step does"),
@@ -204,8 +194,6 @@ def _detect_buffers(case: Case) -> Proposal | None:
 def _exchanged(owner: Owners) -> Proposal:
     """Returns the proposal for buffers on which ranks agree, unlike the reference."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a buffer is updated with a value that the ranks exchange, which "
         "is not the value of the global batch: for example a mean of means with "
         "unequal counts",
@@ -226,8 +214,6 @@ def _detect_outside_model(case: Case) -> Proposal | None:
     if found is None or not found.has_weights or found.is_trained:
         return None  # ddp/wrapper-missing
     on_trial = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="weights outside the model (an average, a teacher) are updated on "
         "some ranks only, or from the local shard, and the loss uses them",
         facts=found.facts,
@@ -250,8 +236,6 @@ def _detect_outside_model(case: Case) -> Proposal | None:
 def _drawn(drawn: list[str]) -> Proposal:
     """Returns the proposal, as speculative, for a teacher that every rank initialises itself."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="each rank draws its own weights outside the model (a teacher), "
         "and the loss uses them: DDP broadcasts only the model's parameters",
         facts=(

@@ -53,8 +53,6 @@ def _proposal(case: Case, writers: tuple[str, ...], told: str) -> Proposal | Non
     if first is None:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="forward changes weights from the local shard, so the ranks' "
         "weights drift apart permanently",
         facts=(
@@ -80,8 +78,6 @@ def _detect_step(case: Case) -> Proposal | None:
     if step is None or differs_with_equal_counts(case):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a training step changes weights from the local shard before its "
         "forward, so the ranks' weights drift apart permanently",
         facts=(
@@ -106,7 +102,6 @@ def _detect_after_update(case: Case) -> Proposal | None:
         return None
     found = case.mismatched("weights", step)
     return Proposal(
-        slug=SLUG,
         link="update",
         summary="a training step writes weights from the local shard after the "
         "update, so the ranks' weights drift apart permanently",

@@ -16,8 +16,6 @@ def detect(case: Case) -> Proposal | None:
     if not case.facts["has_buffers"]:
         return None  # the target's own collective, in place
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=(
             "a buffer that backward needs is overwritten before backward, on ranks only"
         ),

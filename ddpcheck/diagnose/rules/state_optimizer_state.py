@@ -16,8 +16,6 @@ def detect(case: Case) -> Proposal | None:
     if not found or case.run.faults:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="an optimizer on ranks starts with another state than in the "
         "single-process run, so equal gradients make another update",
         facts=tuple(it.text for it in found[:_SHOWN]),

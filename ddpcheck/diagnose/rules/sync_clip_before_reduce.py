@@ -46,8 +46,6 @@ def detect(case: Case) -> Proposal | None:
         )
         fixes.append(Switch.CLIPPED_AT_UPDATE)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=SUMMARY,
         facts=tuple(facts),
         fix=FIX,
@@ -69,8 +67,6 @@ def _detect_per_sample_clipping(case: Case) -> Proposal | None:
     if not clips or case.run.faults or not case.run.ranks_agree:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the gradient of each micro-batch is clipped separately, like a "
         "per-sample gradient, but DDP has already averaged it over ranks",
         facts=(
@@ -163,8 +159,6 @@ def _detect_before_exchange(case: Case) -> Proposal | None:
 
 def _on_trial(fact: str, *fixes: Switch) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary=SUMMARY,
         facts=("outputs and the loss's gradient at them are right", fact),
         fix=FIX,

@@ -69,8 +69,6 @@ def _detect_in_update(case: Case) -> Proposal | None:
 
 def _proposal(fact: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="gradients are clipped by a norm that is summed over ranks, but "
         "DDP has already averaged the gradients: the norm is sqrt(W) times too "
         "large",

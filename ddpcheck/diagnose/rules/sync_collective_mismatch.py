@@ -47,8 +47,6 @@ def detect(case: Case) -> Proposal | None:
     if skipped_in(case) is not None:
         return None  # graph/skipped-backward: matched with those of its next step
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks do not call the same collectives: a collective of one "
         "rank is matched with a different one of the others",
         facts=(
@@ -78,8 +76,6 @@ def _detect_unequal_forwards(case: Case) -> Proposal | None:
         return None
     step, counts = found
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="some ranks call the wrapped model more often than others, and DDP "
         "broadcasts the model's buffers in each of its forwards",
         facts=(
@@ -103,8 +99,6 @@ def _detect_unequal_buffers(case: Case) -> Proposal | None:
             continue
         received, asked = found.groups()
         return Proposal(
-            slug=SLUG,
-            link=LINK,
             summary="some ranks have buffers that others lack, and DDP broadcasts "
             "all buffers before a forward",
             facts=(

@@ -26,8 +26,6 @@ def detect(case: Case) -> Proposal | None:
     if not count:
         return _detect_sum_by_hand(case)
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="a communication hook does not return the mean of the ranks' gradients",
         facts=(f"register_comm_hook was called {times(count)}",),
         fix="divide by the world size in the hook; compress only what the tolerance allows",
@@ -106,8 +104,6 @@ def _detect_sum_by_hand(case: Case) -> Proposal | None:
     if case.loss_collectives:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step sums the ranks' gradients, but their mean is "
         f"the single-process gradient: they are {case.world_size} times too large",
         facts=(
@@ -130,8 +126,6 @@ def _detect_sum_in_update(case: Case) -> Proposal | None:
         return None
     world = case.world_size
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the optimizer's step, or a hook before it, sums gradients over "
         f"ranks that DDP has already averaged: it uses {world} times the "
         "single-process gradients",
@@ -159,8 +153,6 @@ def _detect_sum_after_backward(case: Case) -> Proposal | None:
     if not is_sum or reduces_by_hand(case):
         return scaled
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step sums gradients over ranks that DDP has already "
         f"averaged: they are {case.world_size} times the single-process ones",
         facts=(
@@ -184,8 +176,6 @@ def _by_a_factor(case: Case, factor: float, calls: int) -> Proposal | None:
         return None
     by_hand = reduces_by_hand(case)
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step reduces gradients over ranks itself, and the "
         f"result is {number(factor)} times their mean",
         facts=(

@@ -58,9 +58,7 @@ def detect_hidden(case: Case) -> Proposal | None:
 
 
 def _decided(summary: str, *facts: str) -> Proposal:
-    return Proposal(
-        slug=SLUG, link=LINK, summary=summary, facts=facts, fix=_FIX, code=_CODE
-    )
+    return Proposal(summary=summary, facts=facts, fix=_FIX, code=_CODE)
 
 
 def detect(case: Case) -> Proposal | None:
@@ -78,8 +76,6 @@ def _detect_kept_numbers(case: Case) -> Proposal | None:
     if found is None or found.has_weights or not found.decides:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="numbers that training code keeps outside the model (a weight of a "
         "loss, a scale, a threshold) are computed from the local shard, and later "
         "steps use them",
@@ -158,8 +154,6 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
     if told is None or told.step > step:
         return None
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="gradients equal the single-process gradients, and every rank "
         f"updates its weights with other numbers: {told.name} differs from its "
         "value in the single-process run",
@@ -209,8 +203,6 @@ def _of_some_ranks(case: Case) -> Proposal | None:
     if fact is None:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="some ranks skip an update that the others make: the skip is "
         "decided from per-rank numbers",
         facts=(fact,),
@@ -227,8 +219,6 @@ def _at_other_times(case: Case, first: int | None) -> Proposal | None:
     if fact is None:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks agree, but update their weights in other steps than the "
         "single-process run: the size of the shard, or the number of ranks, "
         "decides how often",
@@ -250,8 +240,6 @@ def _of_rewritten(case: Case, first: int | None) -> Proposal | None:
     if fact is None:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks have equal gradients after backward, but each changes "
         "them before the update, using its local shard",
         facts=(
@@ -294,8 +282,6 @@ def _of_the_rank(case: Case) -> Proposal | None:
     if not asked or case.run.faults or unused_parameters(case).somewhere:
         return None
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the training step depends on the rank number, and that affects "
         "the gradients or the weights",
         facts=(
@@ -324,8 +310,6 @@ def _of_closures(case: Case) -> Proposal:
     if not calls:
         calls = [f.get("events", "").count("B") for f in case.ranks]
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the optimizer gets each rank's own loss: ranks take different "
         "steps, or call the closure a different number of times",
         facts=(f"backwards started by its closure, per rank: {listed(calls)}",),
@@ -342,8 +326,6 @@ def _of_closures(case: Case) -> Proposal:
 def _of_draws(step: int) -> Proposal:
     """Returns the proposal for noise in the update, which makes ranks differ."""
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="every rank draws its own random numbers between the all-reduce of "
         "the gradients and the end of the update, so weights drift apart",
         facts=(

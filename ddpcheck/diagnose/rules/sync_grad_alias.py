@@ -14,8 +14,6 @@ def detect(case: Case) -> Proposal | None:
     if not case.reduce_is_broken or not any(f.get("bucket_view") for f in case.ranks):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="gradients that the step keeps are views of DDP's buckets, and the "
         "next backward overwrites them",
         facts=(

@@ -18,8 +18,6 @@ def detect(case: Case) -> Proposal | None:
         return None
     (counts_all,) = joins
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="join divides gradients by the number of all ranks, including "
         "ranks without data left"
         if counts_all

@@ -24,8 +24,6 @@ def detect(case: Case) -> Proposal | None:
     if has_no_reduction(events[0]) or not accumulates(events[0]):
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the micro-batch that DDP reduces is not the last one: gradients "
         "of later micro-batches stay local",
         facts=(

@@ -37,8 +37,6 @@ def _detect_split_pair(case: Case, order: str) -> Proposal | None:
     if not case.reduce_is_broken:
         return None
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="no_sync covers a forward without its backward, or the reverse; DDP reads "
         "the flag in forward, and the last forward decides",
         facts=(order,),
@@ -75,8 +73,6 @@ def _is_made_up_for(case: Case) -> bool:
 
 def _covers_all(order: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="no_sync covers every backward of a step: DDP reduces none of its gradients",
         facts=(order,),
         fix="put the forward and the backward of the last micro-batch outside",
@@ -94,8 +90,6 @@ def _detect_used_while_local(order: str) -> Proposal:
     accumulate are reduced later.
     """
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the step uses the gradient of a backward inside no_sync, which is "
         "the local gradient: DDP reduces it only with the next backward outside",
         facts=(order,),

@@ -38,8 +38,6 @@ def detect_hidden(case: Case) -> Proposal | None:
 
 def _proposal(*facts: str) -> Proposal:
     return Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="the ranks have different loss scales: scaled gradients are averaged, and "
         "each rank divides by its own scale",
         facts=facts,

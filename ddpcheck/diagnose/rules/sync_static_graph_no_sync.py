@@ -23,8 +23,6 @@ def detect(case: Case) -> Proposal | None:
     if case.fault_text:
         facts.append(f"rank 0 raises: {case.fault_text[:100]}")
     found = Proposal(
-        slug=SLUG,
-        link=LINK,
         summary="static_graph=True with no_sync: DDP treats the unsynchronised "
         "backward as its first iteration",
         facts=tuple(facts),

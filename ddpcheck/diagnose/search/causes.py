@@ -11,7 +11,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import input_diff
 from ddpcheck.diagnose.facts.experiments import Experiment, answered
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.diagnose.registry import RULES, Rule
+from ddpcheck.diagnose.registry import RULES, Rule, asked
 from ddpcheck.diagnose.search import components
 from ddpcheck.report.data import Control, Run
 from ddpcheck.run import intervention
@@ -85,7 +85,7 @@ def _proposed(case: Case) -> list[Proposal]:
 
 
 def _detect(case: Case, rules: Iterable[Rule]) -> list[Proposal]:
-    return [p for rule in rules if (p := rule.detect(case))]
+    return [p for rule in rules if (p := asked(rule, case))]
 
 
 def _of_the_loss(case: Case) -> list[Proposal]:

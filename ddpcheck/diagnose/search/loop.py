@@ -14,7 +14,7 @@ from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.experiments import answered
 from ddpcheck.diagnose.facts.faults import busy_ranks
 from ddpcheck.diagnose.proposal import with_own_average
-from ddpcheck.diagnose.registry import HIDDEN, LAST, RULES
+from ddpcheck.diagnose.registry import HIDDEN, LAST, RULES, asked
 from ddpcheck.diagnose.search import components, findings
 from ddpcheck.diagnose.search.causes import (
     Cause,
@@ -195,10 +195,10 @@ class Search:
             return []
         known = {cause.proposal.slug for cause in causes}
         make = partial(self.trials.experiment, case.outcome.spec)
-        detectors = [detect for slug, detect in HIDDEN.items() if slug not in known]
         found = [
-            answered(partial(detect, case), case.experiments, make)
-            for detect in detectors
+            answered(partial(asked, rule, case, detect), case.experiments, make)
+            for rule, detect in HIDDEN
+            if rule.SLUG not in known
         ]
         return [Cause(p, before=causes[0].before) for p in found if p is not None]
 
@@ -292,7 +292,8 @@ class Search:
         """Returns the causes and one that is tried if no other explains the rest."""
         taken = [cause.proposal for cause in causes]
         known = {p.slug for p in taken}
-        found = [p for detect in LAST if (p := detect(rest)) and p.slug not in known]
+        last = (asked(rule, rest, detect) for rule, detect in LAST)
+        found = [p for p in last if p is not None and p.slug not in known]
         tested = self.trials.of(found, taken)
         proven = [p for p in found if tested[p.slug] <= 1][:1]
         before = assemble.worst_excess(rest.run)
