@@ -26,7 +26,7 @@ from ddpcheck.report.render.terminal import one_line
 from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings, shipping
-from ddpcheck.target.options import Options
+from ddpcheck.target.options import DEFINITIONS, Options
 from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
@@ -207,7 +207,14 @@ class WarmRanks:
         path = pool.folder / f"target{self._count}.pickle"
         try:
             shipping.pack(target, path)
-            yield TargetRef(factory=_UNPACK, arguments=(("path", str(path)),))
+            parts = {key: getattr(target, key) for key in DEFINITIONS}
+            source, names = shipping.source_of(parts)
+            yield TargetRef(
+                factory=_UNPACK,
+                arguments=(("path", str(path)),),
+                source=source,
+                names=names,
+            )
         finally:
             path.unlink(missing_ok=True)
 

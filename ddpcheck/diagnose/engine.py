@@ -79,8 +79,7 @@ def diagnose(
             tried=search.trials.left,
         )
         if options.fix and not diagnosis.findings and _is_proven(search, causes):
-            specs = [outcomes[i].spec for i in of_runs]
-            found = _with_file(search, causes, specs, found, diagnosis)
+            found = _with_file(search, causes, outcomes, found, diagnosis)
         diagnosis.findings = findings.merge(diagnosis.findings, found)
     _diagnose_simulated(
         session, outcomes, limit, options, progress, diagnosis, explained
@@ -99,18 +98,23 @@ def diagnose(
 def _with_file(
     search: Search,
     causes: list[Cause],
-    specs: list[RunSpec],
+    outcomes: list[RunOutcome],
     found: list[Finding],
     diagnosis: Diagnosis,
 ) -> list[Finding]:
     """Returns the findings with fixed.py as their proof, if there is such a file.
 
-    `specs`: of the runs of ranks with these causes. The file runs in every mode.
+    It also runs in other modes that diverge: a finding may be about these, too.
     """
     runs = diagnosis.runs
     sizes = {r.world_size for r in runs if mode_of(r.mode).explained_by == "ranks"}
-    own = search.outcome.spec.mode
-    others = {spec.mode: spec for spec in reversed(specs) if spec.mode != own}
+    own = search.outcome.spec
+    others: dict[str, RunSpec] = {}
+    for run, outcome in zip(runs, outcomes, strict=False):  # smallest world size first
+        spec = outcome.spec.but(batch_norm=own.batch_norm, loss=own.loss)
+        is_known = mode_of(spec.mode).explained_by in ("replicas", "server", "ranks")
+        if run.verdict == "divergent" and is_known and spec.mode != own.mode:
+            others.setdefault(spec.mode, spec)
     made = check.make(
         search.session,
         search.outcome,

@@ -9,6 +9,7 @@ once for all ranks; otherwise every rank would import transformers in its first 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import io
@@ -17,7 +18,7 @@ import sys
 import sysconfig
 import types
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -94,6 +95,59 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def source_of(
+    parts: Mapping[str, Any],
+) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """Returns the file that defines all these parts, and its names of them.
+
+    None where no file does that another process may import: objects of a function, or
+    a script that would start a check when imported.
+    """
+    given = {key: value for key, value in parts.items() if value is not None}
+    homes = {getattr(v, "__module__", None) or "" for v in given.values()}
+    for name in sorted(homes):
+        module = sys.modules.get(name)
+        path = importing.file_of(module)
+        if module is None or not path or is_installed(module):
+            continue
+        names = {key: _name_in(module, key, value) for key, value in given.items()}
+        if all(names.values()) and (name != "__main__" or _only_defines(Path(path))):
+            return path, tuple(names.items())
+    return None, ()
+
+
+def _name_in(module: ModuleType, key: str, value: Any) -> str:
+    """Returns the name of a value in a module, its usual one if that is it, else ""."""
+    own = vars(module)
+    if own.get(key) is value:
+        return key
+    return next((name for name, other in own.items() if other is value), "")
+
+
+def _only_defines(path: Path) -> bool:
+    """Returns whether a script calls nothing of ddpcheck where it is imported."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+    ours = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in imports
+        for alias in node.names
+        if package(getattr(node, "module", None) or alias.name) == "ddpcheck"
+    }
+    defines = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    run = [n for n in body if not isinstance(n, defines) and not _is_guard(n)]
+    used = {n.id for node in run for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return not ours & used
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    """Returns whether it is the `if __name__ == "__main__":` of a script."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def _goes_by_value(module: Any) -> bool:

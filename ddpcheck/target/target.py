@@ -52,6 +52,7 @@ class TargetRef:
     One of `path` (a file) and `factory` ("module:function", called with `arguments`)
     is set. `names` maps the contract's names to the file's ("model": "Net").
     `is_plain`: functions of torch.distributed that its files import stay as they are.
+    `source`: the file that defines what a factory returns, by `names`, if one does.
     """
 
     path: str | None = None
@@ -59,6 +60,7 @@ class TargetRef:
     factory: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
     is_plain: bool = False
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,3 +257,49 @@ def test_pool_passes_over_what_cannot_be_imported_and_reports_threads(
         with Pool(Preload(libraries=names)) as pool:
             pool.wait_for_imports()
             assert pool.unfit == unfit
+
+
+DEFINES = """
+import ddpcheck
+from ddpcheck import check as compare
+def build(): ...
+def loss(output, target): ...
+data = ([1], [2])
+if __name__ == "__main__":
+    compare(build, data, loss)
+"""
+
+
+def _script(path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Returns a script that runs, except for what it calls of ddpcheck."""
+    path.write_text(source, encoding="utf-8")
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(source.partition("\nif")[0], str(path), "exec"), vars(module))  # noqa: S102
+    return module
+
+
+def test_source_of_parts_is_the_file_with_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _script(tmp_path / "mine.py", DEFINES, monkeypatch)
+    parts = {"model": module.build, "batch": module.data, "loss": module.loss}
+    assert shipping.source_of(parts) == (
+        str(tmp_path / "mine.py"),
+        (("model", "build"), ("batch", "data"), ("loss", "loss")),
+    )
+    assert shipping.source_of(parts | {"wrap": lambda model: model}) == (None, ())
+    assert shipping.source_of(parts | {"batch": ([1], [2])}) == (None, ())
+
+
+def test_source_of_parts_is_no_script_that_checks_when_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = "".join(DEFINES.splitlines(keepends=True)[:-2])
+    module = _script(tmp_path / "mine.py", checks, monkeypatch)
+    parts = {"model": module.build, "batch": module.data, "loss": module.loss}
+    assert shipping.source_of(parts)[0] == str(tmp_path / "mine.py")
+    text = f"{checks}report = compare(build, data, loss)\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    assert shipping.source_of(parts) == (None, ())

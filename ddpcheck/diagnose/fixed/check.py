@@ -38,15 +38,14 @@ _NO_RANKS = (UsageError, CannotCheckError, ServerDiedError)
 class Fixed:
     """A file that was run, and what its runs showed.
 
-    `unequal`: the modes of other runs with these causes, which the file does not make
-    equal. `changes`: what it changes of single-process training, "" for nothing.
-    `remaining`: of each cause, the excess without its part of the file, None where that
-    was not run.
+    `unequal`: runs of other modes, which the file does not make equal. `changes`: what
+    it changes of single-process training, "" for nothing. `remaining`: of each cause,
+    the excess without its part of the file, None where that was not run.
     """
 
     file: Written
     equal: tuple[RunSpec, ...]
-    unequal: tuple[str, ...] = ()
+    unequal: tuple[RunSpec, ...] = ()
     changes: str = ""
     excess: float  # the worst that is left
     remaining: tuple[float | None, ...] = ()
@@ -70,9 +69,10 @@ def make(
         proposals: of the causes, whose fixes make that run equal.
         sizes: world sizes of the check.
         limit: the tolerance.
-        others: runs of other modes that have the same causes.
+        others: runs of other modes that diverge, too.
     """
-    path, spec = session.ref.path, outcome.spec
+    ref, spec = session.ref, outcome.spec
+    path = ref.path or ref.source
     is_far = session.pool.is_given and spec.world_size > _MOST_HERE
     if path is None or not proposals or spec.loss != "asis" or is_far:
         return None
@@ -84,6 +84,8 @@ def make(
         written = draft.write(one, session.ref, facts, _slugs(proposals))
         session.progress.detail(f"checking {draft.NAME}")
         fixed = _checked(session, written, specs, others, limit)
+        if fixed is not None and fixed.changes and ref.path is None:
+            fixed = None  # these objects are not what their file makes
         if fixed is not None and not fixed.changes:
             return _with_parts(session, fixed, proposals, facts, limit)
         unsafe = unsafe or fixed
@@ -139,17 +141,13 @@ def _checked(
                 if run.verdict != "equivalent":
                     return None
                 runs.append(run)
-            unequal = [
-                spec.mode
-                for spec in others
-                if _run(ranks, spec, limit).verdict != "equivalent"
-            ]
+            verdicts = {spec: _run(ranks, spec, limit).verdict for spec in others}
     except _NO_RANKS:
         return None
     return Fixed(
         file=written,
-        equal=(*specs, *(s for s in others if s.mode not in unequal)),
-        unequal=tuple(unequal),
+        equal=(*specs, *(s for s, told in verdicts.items() if told == "equivalent")),
+        unequal=tuple(s for s, told in verdicts.items() if told == "divergent"),
         changes=changes,
         excess=max(map(assemble.worst_excess, runs)),
     )
@@ -259,20 +257,24 @@ def _verified(finding: Finding, fixed: Fixed, remaining: float | None) -> Findin
 
 def _sentence(fixed: Fixed, remaining: float | None) -> str:
     """Returns what ran: the runs that are equal, and what a part of the file does."""
-    sizes: dict[str, list[int]] = {}
-    for spec in fixed.equal:
-        sizes.setdefault(spec.mode, []).append(spec.world_size)
-    ran = " and ".join(
-        f"the {mode} run{'s' * (len(found) > 1)} at W={' and '.join(map(str, found))}"
-        for mode, found in sizes.items()
-    )
-    is_one = len(fixed.equal) == 1
-    said = f"with {draft.NAME} in place of the file {ran} {'is' if is_one else 'are'} "
-    said += "equal"
+    are = "are" if len(fixed.equal) > 1 else "is"
+    said = f"with {draft.NAME} in place of the file {_listed(fixed.equal)} {are} equal"
     if fixed.unequal:
-        said += f", those of {' and '.join(fixed.unequal)} are not"
+        differ = "differ" if len(fixed.unequal) > 1 else "differs"
+        said += f", {_listed(fixed.unequal)} still {differ}"
     if remaining is None:
         return said
     if remaining <= 1:
         return f"{said}, also without its part"
     return f"{said}; without its part excess {number(remaining)} remains"
+
+
+def _listed(specs: Sequence[RunSpec]) -> str:
+    """Returns runs in words: "the ddp runs at W=2 and 4 and the dp run at W=2"."""
+    sizes: dict[str, list[str]] = {}
+    for spec in specs:
+        sizes.setdefault(spec.mode, []).append(str(spec.world_size))
+    return " and ".join(
+        f"the {mode} run{'s' * (len(found) > 1)} at W={' and '.join(found)}"
+        for mode, found in sizes.items()
+    )

@@ -105,11 +105,12 @@ class Written:
 
 
 def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Written:
-    """Returns the text of fixed.py for a target that is a file."""
-    assert ref.path is not None
+    """Returns the text of fixed.py for a target that a file defines."""
+    file = ref.path or ref.source
+    assert file is not None
     if draft.around and not facts.has_train_step:
         _spread(draft, facts)
-    path = Path(ref.path).resolve()
+    path = Path(file).resolve()
     folder, module = importing.place(path)
     names = dict(ref.names)
     code = "\n\n\n".join(_parts(draft, facts, names))
