@@ -85,7 +85,8 @@ def test_two_agents_of_torchrun_make_one_check(
     (finding,) = report.findings
     assert finding.slug == "loss/sum-reduction"
     assert finding.fix is not None
-    assert finding.fix.verified
+    assert finding.fix.proof == "file"
+    assert (path.parent / "fixed.py").exists()
     here = socket.gethostname()
     assert report.environment["machines"] == f"{here}: rank 0, 1"
     # torchrun's own code is 1 for any failure; it prints those of the ranks.
