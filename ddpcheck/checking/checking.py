@@ -227,6 +227,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         seconds=time.perf_counter() - made.started,
         smallest=shrink.divergent(session, outcomes, runs),
         fixed=diagnosis.fixed,
+        diff=diagnosis.diff,
     )
 
 

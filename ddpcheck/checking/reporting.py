@@ -80,6 +80,7 @@ def make(
     seconds: float,
     smallest: Smallest | None,
     fixed: str = "",
+    diff: str = "",
     ended: str = "",
     signal: int = 0,
 ) -> Report:
@@ -97,6 +98,7 @@ def make(
         seconds: that it took.
         smallest: the run that reproduce.py shows.
         fixed: the text of fixed.py.
+        diff: the same as a change of the user's file.
         ended: why the check ended before it was complete, if it did; equal runs are
             then no verdict.
         signal: the number of the signal that ended it, 0 for none.
@@ -119,6 +121,7 @@ def make(
         seconds=seconds,
         reproduce=reproduce.script(ref, findings, smallest),
         fixed=fixed,
+        diff=diff,
     )
 
 
@@ -360,6 +363,7 @@ class Made:
             + assemble.not_compared(outcomes, runs),
             warnings=warnings + self.diagnosis.warnings + ([] if left else unused),
             fixed=self.diagnosis.fixed,
+            diff=self.diagnosis.diff,
             seconds=time.perf_counter() - self.started,
             smallest=shrink.divergent(self.session, outcomes, runs),
             ended=ended,

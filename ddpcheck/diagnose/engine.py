@@ -39,6 +39,7 @@ class Diagnosis:
     removable: list[str] = field(default_factory=list)  # modules
     mended: shrink.Mended | None = None
     fixed: str = ""  # the text of fixed.py
+    diff: str = ""  # the same as a change of the user's file
 
 
 def diagnose(
@@ -125,7 +126,7 @@ def _with_file(
     )
     if made is None:
         return found
-    diagnosis.fixed = made.file.text
+    diagnosis.fixed, diagnosis.diff = made.file.text, made.diff
     return check.verified(found, made)
 
 

@@ -324,6 +324,7 @@ class Report:
     ended: str = ""
     reproduce: str = ""  # the text of reproduce.py, "" without a divergence
     fixed: str = ""  # the text of fixed.py, "" where none was verified
+    diff: str = ""  # fixed.py as a change of the user's file, where that is equal, too
     format: int = FORMAT
 
 

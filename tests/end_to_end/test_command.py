@@ -333,7 +333,7 @@ def test_file_that_ran_is_reported_everywhere_and_its_code_is_shown(
     text = (terminal.folder / "out.json").read_text(encoding="utf-8")
     (finding,) = json.loads(text)["findings"]
     fix = finding["fix"]
-    sentence = "with fixed.py in place of the file the ddp runs at W=2 and 4 are equal"
+    sentence = "with fixed.py in place of the file ddp at W=2 and 4 is equal"
     assert fix["intervention"] == sentence
     assert (fix["proof"], fix["verified"], fix["file"]) == ("file", True, "fixed.py")
     assert (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.diagnose.facts.text import number
-from ddpcheck.diagnose.fixed import draft
+from ddpcheck.diagnose.fixed import draft, patch
 from ddpcheck.diagnose.fixed.draft import Facts, Written
 from ddpcheck.diagnose.fixed.kinds import choose
 from ddpcheck.diagnose.proposal import Proposal
@@ -25,6 +25,7 @@ from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.run.spec import RunOutcome, RunSpec
+from ddpcheck.target import importing
 
 _MOST_DRAFTS = 2  # that are run: a diagnosis may take a third longer
 _MOST_RANKS = 4  # of a world size that nobody asked for
@@ -40,7 +41,8 @@ class Fixed:
 
     `unequal`: runs of other modes, which the file does not make equal. `changes`: what
     it changes of single-process training, "" for nothing. `remaining`: of each cause,
-    the excess without its part of the file, None where that was not run.
+    the excess without its part of the file, None where that was not run. `diff`: the
+    same as a change of the user's file, which was run as well; "" where it is not.
     """
 
     file: Written
@@ -49,6 +51,7 @@ class Fixed:
     changes: str = ""
     excess: float  # the worst that is left
     remaining: tuple[float | None, ...] = ()
+    diff: str = ""
 
 
 def make(
@@ -87,7 +90,8 @@ def make(
         if fixed is not None and fixed.changes and ref.path is None:
             fixed = None  # these objects are not what their file makes
         if fixed is not None and not fixed.changes:
-            return _with_parts(session, fixed, proposals, facts, limit)
+            fixed = _with_parts(session, fixed, proposals, facts, limit)
+            return _with_diff(session, fixed, facts, Path(path), limit)
         unsafe = unsafe or fixed
     return unsafe and _with_parts(session, unsafe, proposals, facts, limit)
 
@@ -153,15 +157,15 @@ def _checked(
     )
 
 
-def _without(
-    session: Session, written: Written, spec: RunSpec, limit: Tolerance, *, own: bool
+def _excess(
+    session: Session, text: str, spec: RunSpec, limit: Tolerance, *, own: bool = False
 ) -> float | None:
-    """Returns the excess of a run with a file that lacks a part.
+    """Returns the excess of a run with a file, None if it cannot run.
 
     `own`: compared with the single process of the file.
     """
     try:
-        with session.of_file(written.text) as ranks:
+        with session.of_file(text) as ranks:
             if ranks is None:
                 return None
             if own:
@@ -225,8 +229,27 @@ def _with_parts(
             continue
         written = draft.write(rest, session.ref, facts, _slugs(others))
         own = bool(fixed.changes)
-        remaining.append(_without(session, written, spec, limit, own=own))
+        remaining.append(_excess(session, written.text, spec, limit, own=own))
     return dataclasses.replace(fixed, remaining=tuple(remaining))
+
+
+def _with_diff(
+    session: Session, fixed: Fixed, facts: Facts, path: Path, limit: Tolerance
+) -> Fixed:
+    """Returns it with the change of the user's file, if that is equal as well."""
+    folder, module = importing.place(path.resolve())
+    renamed = {key: own for key, own in session.ref.names if key != own}
+    file = fixed.file
+    text = ""
+    if "." not in module and not renamed:
+        text = patch.changed(facts.source, file.code, file.imports)
+    if not text:
+        return fixed
+    runnable = patch.runnable(text, folder, str(path.resolve()))
+    left = _excess(session, runnable, fixed.equal[0], limit)
+    if left is None or not left <= 1:
+        return fixed
+    return dataclasses.replace(fixed, diff=patch.diff(facts.source, text, path.name))
 
 
 def verified(findings: list[Finding], fixed: Fixed) -> list[Finding]:
@@ -257,11 +280,9 @@ def _verified(finding: Finding, fixed: Fixed, remaining: float | None) -> Findin
 
 def _sentence(fixed: Fixed, remaining: float | None) -> str:
     """Returns what ran: the runs that are equal, and what a part of the file does."""
-    are = "are" if len(fixed.equal) > 1 else "is"
-    said = f"with {draft.NAME} in place of the file {_listed(fixed.equal)} {are} equal"
+    said = f"with {draft.NAME} in place of the file {_listed(fixed.equal, 'is')} equal"
     if fixed.unequal:
-        differ = "differ" if len(fixed.unequal) > 1 else "differs"
-        said += f", {_listed(fixed.unequal)} still {differ}"
+        said += f", {_listed(fixed.unequal, 'still differs')}"
     if remaining is None:
         return said
     if remaining <= 1:
@@ -269,12 +290,12 @@ def _sentence(fixed: Fixed, remaining: float | None) -> str:
     return f"{said}; without its part excess {number(remaining)} remains"
 
 
-def _listed(specs: Sequence[RunSpec]) -> str:
-    """Returns runs in words: "the ddp runs at W=2 and 4 and the dp run at W=2"."""
+def _listed(specs: Sequence[RunSpec], verb: str) -> str:
+    """Returns runs in words: "ddp at W=2 and 4 is", "ddp at W=2 and ps at W=2 are"."""
     sizes: dict[str, list[str]] = {}
     for spec in specs:
         sizes.setdefault(spec.mode, []).append(str(spec.world_size))
-    return " and ".join(
-        f"the {mode} run{'s' * (len(found) > 1)} at W={' and '.join(found)}"
-        for mode, found in sizes.items()
-    )
+    found = [f"{mode} at W={' and '.join(ns)}" for mode, ns in sizes.items()]
+    if len(found) > 1:
+        verb = {"is": "are"}.get(verb, verb.removesuffix("s"))
+    return f"{' and '.join(found)} {verb}"

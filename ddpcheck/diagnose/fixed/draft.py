@@ -98,10 +98,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The whole file, and the part of it that is shown: what it defines."""
+    """The whole file, and the part of it that is shown: what it defines.
+
+    `imports` are the lines that this part needs.
+    """
 
     text: str
     code: str
+    imports: tuple[str, ...] = ()
 
 
 def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Written:
@@ -117,7 +121,7 @@ def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Writt
     load = _LOAD.format(path=str(path))
     if "." in module:
         load = _OF_PACKAGE.format(module=module)
-    imports = {"import importlib.util", "import sys", *draft.imports}
+    imports = {*draft.imports}
     if "dist." in code:
         imports.add("import torch.distributed as dist")
     if "torch." in code:
@@ -131,10 +135,10 @@ def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Writt
     )
     text = (
         _title(path.name, slugs)
-        + _block(imports)
+        + _block({"import importlib.util", "import sys", *imports})
         + f"\nsys.path.insert(0, {folder!r})\n{load}\n{_NAMES}{renamed}\n\n{code}\n"
     )
-    return Written(text=text, code=code)
+    return Written(text=text, code=code, imports=tuple(sorted(imports)))
 
 
 def _title(file: str, slugs: list[str]) -> str:

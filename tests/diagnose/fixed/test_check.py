@@ -126,7 +126,7 @@ def test_each_of_two_causes_shows_what_remains_without_its_part(
     pool: Pool, tmp_path: Path
 ) -> None:
     fixes = _fixes(checked(pool, written(tmp_path, HEAD + TWO)))
-    ran = "with fixed.py in place of the file the ddp runs at W=2 and 4 are equal"
+    ran = "with fixed.py in place of the file ddp at W=2 and 4 is equal"
     found = [
         re.fullmatch(rf"{ran}; without its part excess (.+) remains", f.intervention)
         for f in fixes
@@ -138,7 +138,7 @@ def test_each_of_two_causes_shows_what_remains_without_its_part(
 def test_one_cause_is_not_left_out(pool: Pool, tmp_path: Path) -> None:
     (fix,) = _fixes(checked(pool, written(tmp_path, HEAD + SUM)))
     assert fix.intervention == (
-        "with fixed.py in place of the file the ddp runs at W=2 and 4 are equal"
+        "with fixed.py in place of the file ddp at W=2 and 4 is equal"
     )
 
 
@@ -174,8 +174,7 @@ def test_file_runs_in_every_mode_that_diverges(pool: Pool, tmp_path: Path) -> No
         "divergent",
     ]
     assert _fixes(report)[0].intervention == (
-        "with fixed.py in place of the file the ddp runs at W=2 and 4 and the ps run "
-        "at W=2 are equal"
+        "with fixed.py in place of the file ddp at W=2 and 4 and ps at W=2 are equal"
     )
 
 
@@ -189,8 +188,8 @@ def test_file_names_the_mode_that_it_does_not_mend(pool: Pool, tmp_path: Path) -
     options = Options(world_sizes=(2,), modes=("dp", "ddp"))
     report = checking.check(pool, TargetRef(path=str(path)), options)
     assert _fixes(report)[0].intervention == (
-        "with fixed.py in place of the file the ddp runs at W=2 and 4 are equal, the "
-        "dp run at W=2 still differs"
+        "with fixed.py in place of the file ddp at W=2 and 4 is equal, dp at W=2 still "
+        "differs"
     )
 
 
