@@ -23,7 +23,7 @@ from ddpcheck.ranks.pool import ServerDiedError
 from ddpcheck.report.data import JUDGED, Finding, Run, Tolerance
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.run.session.session import CannotCheckError, Session, crew_of
 from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target import importing
 
@@ -132,19 +132,26 @@ def _checked(
     limit: Tolerance,
 ) -> Fixed | None:
     """Returns the file if all these runs are equal with it; the others need not be."""
-    runs: list[Run] = []
     try:
         with session.of_file(written.text) as ranks:
-            changes = _changes(ranks, specs[0], limit) if ranks else None
-            if ranks is None or changes is None:
+            if ranks is None:
                 return None
+            alone = specs[0].but(mode=SINGLE.name, world_size=1)
+            for spec in (alone, *specs):  # all start at once
+                ranks.pool.open(crew_of(spec))
+            outcome, first = ranks.run([alone, specs[0]])
+            changes = _changes(outcome, limit)
+            if changes is None:
+                return None
+            runs = [assemble.to_run(first, limit.rtol)]
             if changes:
                 ranks.compare_with_own()
-            for spec in specs:
-                run = _run(ranks, spec, limit)
-                if run.verdict != "equivalent":
-                    return None
-                runs.append(run)
+                runs = [_run(ranks, specs[0], limit)]
+            for spec in specs[1:]:
+                if runs[-1].verdict == "equivalent":
+                    runs.append(_run(ranks, spec, limit))
+            if runs[-1].verdict != "equivalent":
+                return None
             verdicts = {spec: _run(ranks, spec, limit).verdict for spec in others}
     except _NO_RANKS:
         return None
@@ -179,12 +186,11 @@ def _run(ranks: Session, spec: RunSpec, limit: Tolerance) -> Run:
     return assemble.to_run(ranks.run([spec])[0], limit.rtol)
 
 
-def _changes(ranks: Session, spec: RunSpec, limit: Tolerance) -> str | None:
+def _changes(outcome: RunOutcome, limit: Tolerance) -> str | None:
     """Returns what the file changes of the single process, None if that cannot train.
 
     A sentence with a number, "" where it trains as with the user's file.
     """
-    outcome = ranks.run([spec.but(mode=SINGLE.name, world_size=1)])[0]
     run = assemble.to_run(outcome, limit.rtol)
     if run.faults or run.verdict == "not-checked":
         return None
