@@ -282,6 +282,8 @@ def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
     monkeypatch.setattr(
         "ddpcheck.diagnose.fixed.kinds.scales._factor", lambda *_: wrong
     )
+    # The second draft, which gathers, would mend it.
+    monkeypatch.setattr("ddpcheck.diagnose.fixed.check._MOST_DRAFTS", 1)
     report = checked(pool, written(tmp_path, HEAD + OWN_STEP))
     (finding,) = report.findings
     assert finding.fix is not None
