@@ -162,19 +162,68 @@ def loss(output, target):
     both, every = (found * right).sum(0), found.sum(0) + right.sum(0)
     return 1 - (2 * both / every).mean()
 """
+VIEWS_STEP = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5))
+    def forward(self, a, b):
+        return nn.functional.normalize(self.body(torch.cat([a, b])), dim=1)
+model = Net()
+x = torch.randn(8, 4) * torch.linspace(0.5, 2, 8)[:, None]
+batch = x + 0.3 * torch.randn(8, 4), x + 0.3 * torch.randn(8, 4)
+def contrast(z):
+    n = len(z) // 2
+    scores = (2 * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
+    return nn.functional.cross_entropy(scores, torch.arange(2 * n).roll(n))
+def train_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    z = model(*batch)
+    contrast(torch.cat(dnn.all_gather(z)) if world() > 1 else z).backward()
+    optimizer.step()
+"""
+LOSS_IN_FORWARD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, x, y):
+        scores = self.net(x) * self.scale
+        each = nn.functional.cross_entropy(scores, y, reduction="none")
+        return each.topk(len(x) // 2).values.mean()
+model = Net()
+batch = (torch.randn(12, 4), torch.arange(12) % 3), torch.zeros(12)
+def loss(output, target):
+    return output
+"""
+SLOPE_STEP = f"""
+batch = torch.randn(8, 4), torch.tensor([0, -100, -100, 2, 1, -100, 0, 1])
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+{STEP}
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    fit = nn.functional.cross_entropy(out, y)
+    (fit + (slope.square().sum(1).sqrt() - 1).square().mean()).backward()
+    optimizer.step()
+"""
 CASES = {
     "norm": NORM,
     "ragged": RAGGED,
     "reentrant-checkpoint": REENTRANT,
+    "slope-in-own-step": SLOPE_STEP,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,
     "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
+    "views-in-own-step": VIEWS_STEP,
     "count": COUNTED,
     "count-in-a-dict": COUNTED_TARGETS,
     "count-in-inputs": COUNTED_INPUTS,
     "count-in-own-step": COUNTED_STEP,
     "coupled": COUPLED,
     "dataclass-output": DATACLASS_OUTPUT,
+    "loss-in-forward": LOSS_IN_FORWARD,
     "object-as-output": HIDDEN_OUTPUT,
     "pairs-in-own-step": PAIRED_STEP,
     "pieces-in-own-step": PIECES,

@@ -5,52 +5,99 @@ from __future__ import annotations
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.diagnose.fixed.kinds.graphs import register_dataclasses
-from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Intervention, Switch
+from ddpcheck.run.intervention import (
+    GlobalLoss,
+    GlobalModule,
+    Intervention,
+    OffsetLabels,
+    Output,
+    Switch,
+    found,
+)
+
+_OF_LAYOUT = {
+    Switch.BLOCK_ORDER,
+    Switch.COLLECTIVES_ATTACHED,
+    Switch.COLLECTIVES_WITH_GRADIENT,
+    Switch.LOSS_WITHOUT_RANKS,
+}
 
 
 def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds what gathers."""
-    facts = wanted.facts
     if isinstance(fix, GlobalModule):
-        gather_for_module(draft, facts, fix)
+        gather_for_module(draft, wanted, fix)
         return True
-    if facts.has_train_step:
+    if wanted.facts.has_train_step:
         return False
     if isinstance(fix, GlobalLoss):
         if fix.modules not in ((), ("",)):
             return False
-        is_ragged = any(o.blocks == 1 and not o.dim for o in fix.outputs)
-        gather(draft, facts, is_ragged=is_ragged)
+        gather(draft, wanted)
         return True
-    return fix is Switch.LOSS_WITHOUT_RANKS and any(
-        isinstance(other, GlobalLoss) for other in wanted.fixes
-    )
+    if is_of_layout(fix):
+        gather(draft, wanted)
+        return True
+    return False
+
+
+def is_of_layout(fix: Intervention) -> bool:
+    """Returns whether it mends what a loss does with the rows that it gathers.
+
+    A loss that is given all rows gathers none.
+    """
+    return fix in _OF_LAYOUT or isinstance(fix, OffsetLabels)
 
 
 _GATHERED = '''\
 def gathered(value, counts):
-    """Gathers what has a row per sample, with gradient; `counts`: of each rank."""
+    """Gathers what has {a_row} per sample, with gradient; `counts`: of each rank."""
 
     def rows(tensor):
         if tensor.dim() and not counts:  # the first tensor shows how many there are
             counts.extend([0] * dist.get_world_size())
             dist.all_gather_object(counts, len(tensor))
-        if not tensor.dim() or len(tensor) != counts[dist.get_rank()]:
-            return tensor
-        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # of equal shapes
+{own}        # All ranks gather tensors of one shape.
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
-        return torch.cat([part[:n] for part, n in zip(all_gather(padded), counts)])
+        {whole}
 
     return tree_map_only(torch.Tensor, rows, value)
 '''
+_OWN = """\
+        if not tensor.dim() or len(tensor) != counts[dist.get_rank()]:
+            return tensor
+"""
+_WHOLE = "return torch.cat([part[:n] for part, n in zip(all_gather(padded), counts)])"
+_OWN_BLOCKS = """\
+        own = counts[dist.get_rank()]
+        if not tensor.dim() or len(tensor) % own:
+            return tensor
+        tensor = tensor.unflatten(0, (-1, own)).transpose(0, 1)  # a block per view
+"""
+_WHOLE_BLOCKS = """\
+        parts = [part[:n] for part, n in zip(all_gather(padded), counts)]
+        return torch.cat(parts).transpose(0, 1).flatten(0, 1)"""
 
 
-def add_gathered(draft: Draft, facts: Facts) -> None:
+def add_gathered(draft: Draft, wanted: Wanted) -> None:
     """Adds the function that gathers."""
     draft.imports.add("from torch.distributed.nn.functional import all_gather")
     draft.imports.add("from torch.utils._pytree import tree_map_only")
-    draft.parts["gathered"] = _GATHERED
-    register_dataclasses(draft, facts)
+    has_blocks = Switch.BLOCK_ORDER in wanted.fixes or any(
+        output.blocks > 1 for output in _outputs(wanted)
+    )
+    draft.parts["gathered"] = _GATHERED.format(
+        a_row="rows" if has_blocks else "a row",
+        own=_OWN_BLOCKS if has_blocks else _OWN,
+        whole=_WHOLE_BLOCKS.strip() if has_blocks else _WHOLE,
+    )
+    register_dataclasses(draft, wanted.facts)
+
+
+def _outputs(wanted: Wanted) -> tuple[Output, ...]:
+    fix = found(wanted.fixes, GlobalLoss)
+    return fix.outputs if fix else ()
 
 
 _ALL_ROWS = """\
@@ -70,13 +117,19 @@ finally:
 """
 
 
-def gather(draft: Draft, facts: Facts, *, is_ragged: bool) -> None:
-    """Gives the loss the outputs and targets of all ranks, with gradient.
-
-    `is_ragged`: outputs have other numbers of rows than targets.
-    """
-    add_gathered(draft, facts)
+def gather(draft: Draft, wanted: Wanted) -> None:
+    """Gives the loss the outputs and targets of all ranks, with gradient."""
+    if "gathered(output" in draft.before_loss:
+        return
+    add_gathered(draft, wanted)
+    # Outputs may have other numbers of rows than targets.
+    is_ragged = any(o.blocks == 1 and not o.dim for o in _outputs(wanted))
     draft.before_loss += _ALL_ROWS.format(counts="[]" if is_ragged else "counts")
+    compute_alone(draft, wanted.facts)
+
+
+def compute_alone(draft: Draft, facts: Facts) -> None:
+    """Computes the loss as the single process does: without a process group."""
     if facts.asks_group:
         draft.loss = _ALONE
 
@@ -111,12 +164,12 @@ _MADE_ALONE = """\
             dist.group.WORLD = world"""
 
 
-def gather_for_module(draft: Draft, facts: Facts, fix: GlobalModule) -> None:
+def gather_for_module(draft: Draft, wanted: Wanted, fix: GlobalModule) -> None:
     """Gives a module the rows of all ranks, with gradient."""
     name, compute = fix.name, _MADE
-    if fix.hides and facts.asks_group:
+    if fix.hides and wanted.facts.asks_group:
         compute = _MADE_ALONE
     draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute)
-    add_gathered(draft, facts)
+    add_gathered(draft, wanted)
     module = f"model.get_submodule({name!r})" if name else "model"
     draft.before_wrap += f"of_all_ranks({module})\n"

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds import gathers
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
-from ddpcheck.run.intervention import GlobalLoss, Intervention, Substitute, Switch
+from ddpcheck.run.intervention import (
+    CountMicroBatches,
+    GlobalLoss,
+    Intervention,
+    Substitute,
+    Switch,
+    found,
+)
 
 # Substitutes of what such a step computes of all samples, as the single process.
 _BOUNDARIES = {"addends", "batches"}
 
 
 def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
-    """Adds the step."""
-    if not wanted.facts.has_train_step:
-        return False
+    """Adds the step, or the loss that the model computes itself."""
+    if isinstance(fix, GlobalLoss) and not wanted.facts.has_train_step:
+        give_all_to_model(draft, wanted, fix.modules)
+        return True
     is_substitute = isinstance(fix, Substitute) and fix.boundary in _BOUNDARIES
-    if isinstance(fix, GlobalLoss):
-        give_all_rows(draft, wanted, fix.modules)
-    elif is_substitute or fix is Switch.STATISTICS_OF_ALL_RANKS:
-        give_all_rows(draft, wanted)
-    else:
-        return fix is Switch.LOSS_WITHOUT_RANKS and any(
-            isinstance(other, GlobalLoss) for other in wanted.fixes
-        )
+    is_known = is_substitute or fix is Switch.STATISTICS_OF_ALL_RANKS
+    is_counted = isinstance(fix, GlobalLoss | CountMicroBatches)
+    if not wanted.facts.has_train_step or not (
+        is_known or is_counted or gathers.is_of_layout(fix)
+    ):
+        return False
+    give_all_rows(draft, wanted)
     return True
 
 
 _IN_PARTS = '''\
-@contextlib.contextmanager
-def in_parts(module):
     """The module computes the rank's part of its rows, and returns those of all ranks.
 
     All ranks compute the same loss of them. all_gather's backward sums the W equal
@@ -46,35 +52,85 @@ def in_parts(module):
         counts = [len(part) for part in rows]
 
         def own(tensor):
-            has_all = tensor.dim() and len(tensor) == sum(counts)
-            return tensor.split(counts)[dist.get_rank()] if has_all else tensor
+            if not tensor.dim() or len(tensor) != sum(counts):
+                return tensor
+{slope}            return tensor.split(counts)[dist.get_rank()]
 
         args, kwargs = tree_map_only(torch.Tensor, own, given)
-        return gathered(forward(*args, **kwargs), counts)
-
-    with mock.patch.object(module, "forward", run):
-        yield
+{call}
 '''
+_TAKES_SLOPES = re.compile(r"\.requires_grad\b|requires_grad_\(|\.grad\b")
+_HAS_LOSS = re.compile(r"^def loss\b|^loss = (?!None)|^from .*\bloss\b", re.MULTILINE)
+_SLOPE = """\
+            if tensor.requires_grad:  # its gradient is that of all rows
+                tensor = tensor.view_as(tensor)
+                tensor.register_hook(lambda g: all_reduce(g) / dist.get_world_size())
+"""
+_CALL = "        return gathered(forward(*args, **kwargs), counts)\n"
+_CALL_IN_GROUP = """\
+        with mock.patch.object(dist, "is_initialized", return_value=True):
+            made = forward(*args, **kwargs)  # its own collectives run
+        return gathered(made, counts)
+"""
+_FOR_A_STEP = """\
+@contextlib.contextmanager
+def in_parts(module):
+{body}    with mock.patch.object(module, "forward", run):
+        yield
+"""
+_FOR_GOOD = """\
+def in_parts(module):
+{body}    module.forward = run
+"""
+_ALL_TO_MODEL = """\
+forward = wrapped.forward
+
+def whole(*args, **kwargs):
+    return forward(*gathered(args, []), **gathered(kwargs, []))
+
+wrapped.forward = whole
+"""
 
 
-def give_all_rows(draft: Draft, wanted: Wanted, modules: tuple[str, ...] = ()) -> None:
-    """Gives the step the batch of all ranks, and splits it again for these modules."""
+def give_all_rows(draft: Draft, wanted: Wanted) -> None:
+    """Gives the step the batch of all ranks, and splits it again for the model."""
     if "in_parts" in draft.parts:
         return
-    draft.imports |= {
-        "import contextlib",
-        "from unittest import mock",
-        "from torch.utils._pytree import tree_leaves",
-    }
-    draft.parts["in_parts"] = _IN_PARTS
-    gathers.add_gathered(draft, wanted.facts)
+    global_loss = found(wanted.fixes, GlobalLoss)
+    modules = (global_loss.modules if global_loss else ()) or ("",)
+    draft.imports |= {"import contextlib", "from unittest import mock"}
+    _add_in_parts(draft, wanted, _FOR_A_STEP)
     draft.before_step += "batch = gathered(batch, [])\n"
     inside = 'getattr(model, "module", model)'
     draft.around += [
         f"in_parts({inside}.get_submodule({name!r}))" if name else "in_parts(model)"
-        for name in modules or ("",)
+        for name in modules
     ]
     draft.around += _hidden(wanted.facts)
+
+
+def give_all_to_model(draft: Draft, wanted: Wanted, modules: Sequence[str]) -> None:
+    """Gives the model the inputs of all ranks, and splits them for these modules."""
+    _add_in_parts(draft, wanted, _FOR_GOOD)
+    for name in modules:
+        draft.before_wrap += f"in_parts(model.get_submodule({name!r}))\n"
+    draft.after_wrap += _ALL_TO_MODEL
+    if _HAS_LOSS.search(wanted.facts.source):
+        draft.before_loss += "target = gathered(target, [])\n"
+        gathers.compute_alone(draft, wanted.facts)
+
+
+def _add_in_parts(draft: Draft, wanted: Wanted, form: str) -> None:
+    slope = ""
+    if _TAKES_SLOPES.search(wanted.facts.source):
+        slope = _SLOPE
+        draft.imports.add("from torch.distributed.nn.functional import all_reduce")
+    draft.imports.add("from torch.utils._pytree import tree_leaves")
+    is_hidden = wanted.facts.asks_group and wanted.facts.has_train_step
+    call = _CALL_IN_GROUP if is_hidden else _CALL
+    body = _IN_PARTS.format(slope=slope, call=call)
+    draft.parts["in_parts"] = form.format(body=body)
+    gathers.add_gathered(draft, wanted)
 
 
 _HIDDEN = 'mock.patch.object({}, "is_initialized", return_value=False)'
