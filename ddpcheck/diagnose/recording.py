@@ -110,6 +110,7 @@ class Replay(Session):
         pool = SimpleNamespace(
             device="cpu",
             timeout_s=_POOL_TIMEOUT_S,
+            is_given=False,
             open=lambda *_: None,
             retire=lambda *_: None,
         )
