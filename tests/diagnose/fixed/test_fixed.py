@@ -208,10 +208,26 @@ model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     (fit + (slope.square().sum(1).sqrt() - 1).square().mean()).backward()
     optimizer.step()
 """
+ROUTED = """
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+    def forward(self, x):
+        shares = self.router(x).softmax(1)
+        mixed = torch.stack([e(x) for e in self.experts], 1) * shares[:, :, None]
+        return mixed.sum(1), 3 * shares.mean(0).square().sum()
+model = Routed()
+batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
+def loss(output, target):
+    return nn.functional.cross_entropy(output[0], target) + 0.2 * output[1]
+"""
 CASES = {
     "norm": NORM,
     "ragged": RAGGED,
     "reentrant-checkpoint": REENTRANT,
+    "router-beside-a-count": ROUTED,
     "slope-in-own-step": SLOPE_STEP,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,

@@ -12,6 +12,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     gathers,
     graphs,
     hooks,
+    means,
     norms,
     scales,
     whole_steps,
@@ -26,6 +27,7 @@ from ddpcheck.run.intervention import GlobalLoss, Intervention, Switch
 _FAMILIES = (
     scales.add,
     norms.add,
+    means.add,
     gathers.add,
     whole_steps.add,
     wrappers.add,
@@ -53,14 +55,15 @@ def drafts(
         yield from _drafts(rewrapped, facts, world_size)
     if by_hand:
         first = any("[" in name for name in local)  # in no module: of an optimizer
-        averaged = [Switch.AVERAGED_AT_UPDATE, *fixes]
-        yield from _drafts(averaged, facts, world_size, first=int(first))
+        every = [Switch.AVERAGED_AT_UPDATE, *fixes]
+        yield from _drafts(every, facts, world_size, first=int(first))
     if fixes and not by_hand and not any(p.noise for p in proposals):
         yield from _drafts(fixes, facts, world_size)
-    are_of_loss = all(p.link == "loss" for p in proposals)
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
-    if are_of_loss and not (by_hand or is_gathered):
-        yield from _drafts([GlobalLoss()], facts, world_size)
+    if not is_gathered and any(p.link == "loss" for p in proposals):
+        averaged = [Switch.AVERAGED_AT_UPDATE] if by_hand else []
+        others = [fix for p in proposals if p.link != "loss" for fix in p.fixes]
+        yield from _drafts([*averaged, GlobalLoss(), *others], facts, world_size)
 
 
 def _drafts(

@@ -17,16 +17,13 @@ from ddpcheck.run.intervention import (
     found,
 )
 
-# Substitutes of what such a step computes of all samples, as the single process.
-_BOUNDARIES = {"addends", "batches"}
-
 
 def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds the step, or the loss that the model computes itself."""
     if isinstance(fix, GlobalLoss) and not wanted.facts.has_train_step:
         give_all_to_model(draft, wanted, fix.modules)
         return True
-    is_substitute = isinstance(fix, Substitute) and fix.boundary in _BOUNDARIES
+    is_substitute = isinstance(fix, Substitute) and fix.boundary == "batches"
     is_known = is_substitute or fix is Switch.STATISTICS_OF_ALL_RANKS
     is_counted = isinstance(fix, GlobalLoss | CountMicroBatches)
     if not wanted.facts.has_train_step or not (
