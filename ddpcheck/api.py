@@ -45,7 +45,7 @@ __all__ = [
 class DivergenceError(AssertionError):
     """Data-parallel and single-process training differ, or nothing was compared.
 
-    Its text is the terminal report; `report` is the report itself.
+    Its text is the terminal report and fixed.py; `report` is the report itself.
     """
 
     def __init__(self, report: Report) -> None:
@@ -392,7 +392,7 @@ _NOTHING = "nothing was compared"
 
 
 def _failure_text(report: Report) -> str:
-    """Returns the terminal report and, where ranks failed, where they were.
+    """Returns the terminal report, where ranks failed, and fixed.py: no file has it.
 
     The first line is all that pytest's summary shows of a test.
     """
@@ -404,7 +404,8 @@ def _failure_text(report: Report) -> str:
         for fault in run.faults
         if fault.stack
     ]
-    return "\n".join([text, *stacks[:_MAX_STACKS]]) if stacks else text
+    fixed = [f"fixed.py:\n\n{visible(report.fixed)}"] if report.fixed else []
+    return "\n".join([text, *stacks[:_MAX_STACKS], *fixed])
 
 
 def _headline(report: Report) -> str:

@@ -44,8 +44,9 @@ WAYS = {
     "init": Way(usage="ddpcheck --init [PATH]"),
     "explain": Way(usage="ddpcheck --explain SLUG"),
     "render": Way(
-        usage="ddpcheck --render report.json [--format FORMAT]; -q or -v on a terminal",
-        options=("--format", "--quiet", "--verbose"),
+        usage="ddpcheck --render report.json [--format FORMAT]; --diff, -q or -v on a "
+        "terminal",
+        options=("--format", "--diff", "--quiet", "--verbose"),
     ),
 }
 
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     for name in PATHS:
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
+    made.add_argument("--diff", action="store_true")
     volume = made.add_mutually_exclusive_group()
     volume.add_argument("-q", "--quiet", action="store_true")
     volume.add_argument("-v", "--verbose", action="store_true")

@@ -41,6 +41,7 @@ output:
   --junit-xml PATH        JUnit XML, one test case per run
   --sarif PATH            SARIF, one result per finding, for code scanning
   --github                GitHub annotations and job summary
+  --diff                  print the fix as a change of the target's file, too
 {written}  -q, --quiet             print the verdict only
   -v, --verbose           print everything, with stacks
 
@@ -130,6 +131,7 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
         sarif=args.sarif or "",
         github=args.github,
         report_dir=args.report_dir or "",
+        diff=args.diff,
         quiet=args.quiet,
         verbose=args.verbose,
     )

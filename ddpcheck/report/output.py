@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from ddpcheck.errors.problem import cut, usage_error
+from ddpcheck.errors.problem import cut, usage_error, visible
 from ddpcheck.report import data as reports
 from ddpcheck.report import files, streams
 from ddpcheck.report.data import Report
@@ -30,6 +30,7 @@ _MARKS = {
     "--junit-xml": ("<testsuite",),
     "--sarif": ('"runs":', '"version":'),
 }
+_NO_DIFF = "no diff: the fix is not known to be one change of the target's file\n"
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 40
 _MOST_WIDTH = 1000  # of COLUMNS; no terminal has more
@@ -44,6 +45,7 @@ class Outputs:
     sarif: str = ""
     github: bool = False
     report_dir: str = "reports"
+    diff: bool = False
     quiet: bool = False
     verbose: bool = False
 
@@ -256,9 +258,12 @@ def terminal(report: Report, wanted: Outputs, path: str) -> str:
     """Returns what the terminal shows; `path` is that of report.html, or ""."""
     from ddpcheck.report.render import terminal as text  # noqa: PLC0415 (rich: on demand)
 
+    diff = f"{visible(report.diff) or _NO_DIFF}\n" if wanted.diff else ""
+    if report.verdict != "divergent":
+        diff = ""
     if wanted.quiet:
-        return text.verdict_line(report) + "\n"
-    return text.to_text(
+        return f"{diff}{text.verdict_line(report)}\n"
+    return diff + text.to_text(
         report,
         color=_is_colored(sys.stdout),
         width=_width(sys.stdout),

@@ -329,7 +329,10 @@ def test_file_that_ran_is_reported_everywhere_and_its_code_is_shown(
 ) -> None:
     name = terminal.write(BROKEN)
     files = ("--json", "out.json", "--junit-xml", "out.xml", "--sarif", "out.sarif")
-    ended = terminal.run(name, *QUICK, *files)
+    ended = terminal.run(name, *QUICK, *files, "--diff")
+    diff, _, shown = ended.stdout.partition("\n\nddpcheck mymodel.py")
+    assert diff.startswith("--- a/mymodel.py\n+++ b/mymodel.py\n")
+    assert shown
     text = (terminal.folder / "out.json").read_text(encoding="utf-8")
     (finding,) = json.loads(text)["findings"]
     fix = finding["fix"]

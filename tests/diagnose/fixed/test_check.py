@@ -218,4 +218,5 @@ def test_objects_of_a_module_get_a_file(tmp_path: Path) -> None:
     fixed = tmp_path / "fixed.py"
     fixed.write_text(report.fixed, encoding="utf-8")
     assert "model = original.net\n" in report.fixed
+    assert str(ddpcheck.DivergenceError(report)).endswith(report.fixed)
     assert max(differences(fixed)) < ROUNDING
