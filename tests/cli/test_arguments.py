@@ -73,8 +73,8 @@ def test_help_is_given_with_anything() -> None:
         (
             ["--render", "r.json", "--junit-xml", "x.xml"],
             "ddpcheck: --junit-xml is not an option of --render [option-usage]\n"
-            "  expected   ddpcheck --render report.json [--format FORMAT]; --diff, -q or "
-            "-v on a terminal\n"
+            "  expected   ddpcheck --render report.json [--format FORMAT]; --diff, -q "
+            "or -v on a terminal\n"
             "  fix        leave it out\n"
             "  more       ddpcheck --explain option-usage",
         ),
@@ -82,8 +82,8 @@ def test_help_is_given_with_anything() -> None:
             ["--render", "r.json", "--format", "html", "-q"],
             "ddpcheck: --quiet is not an option of --render --format html "
             "[option-usage]\n"
-            "  expected   ddpcheck --render report.json [--format FORMAT]; --diff, -q or "
-            "-v on a terminal\n"
+            "  expected   ddpcheck --render report.json [--format FORMAT]; --diff, -q "
+            "or -v on a terminal\n"
             "  fix        leave it out\n"
             "  more       ddpcheck --explain option-usage",
         ),
