@@ -77,7 +77,9 @@ def make(
     ref, spec = session.ref, outcome.spec
     path = ref.path or ref.source
     is_far = session.pool.is_given and spec.world_size > _MOST_HERE
-    if path is None or not proposals or spec.loss != "asis" or is_far:
+    # With a loss or batch norms of ddpcheck's own the runs are not those of the file.
+    is_own = (spec.loss, spec.batch_norm) == ("asis", "asis")
+    if path is None or not proposals or not is_own or is_far:
         return None
     facts = _facts(outcome, Path(path), on_gpu=session.pool.device != "cpu")
     found = choose.drafts(proposals, facts, spec.world_size)

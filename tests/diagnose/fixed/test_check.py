@@ -135,6 +135,16 @@ def test_each_of_two_causes_shows_what_remains_without_its_part(
     assert all(one and float(one[1]) > 1 for one in found)
 
 
+def test_batch_norms_that_ddpcheck_replaces_get_no_file(
+    pool: Pool, tmp_path: Path
+) -> None:
+    path = written(tmp_path, HEAD + TWO)
+    options = Options(world_sizes=(2,), modes=("ddp",), batch_norm=("sync",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert [run.batch_norm for run in report.runs] == ["sync"]
+    assert (report.fixed, _proofs(report)) == ("", {"intervention"})
+
+
 def test_one_cause_is_not_left_out(pool: Pool, tmp_path: Path) -> None:
     (fix,) = _fixes(checked(pool, written(tmp_path, HEAD + SUM)))
     assert fix.intervention == (
