@@ -91,12 +91,12 @@ def _missing(tree: ast.Module, imports: Iterable[str]) -> list[str] | None:
     """Returns the lines that the file lacks, None if a name is something else there."""
     bound, has, found = _bound(tree), _imported(tree), []
     for line in imports:
-        ((name, what),) = _imported(ast.parse(line)).items()
-        if has.get(name) == what:
-            continue
-        if name in bound:
+        wanted = _imported(ast.parse(line)).items()
+        lacking = [name for name, what in wanted if has.get(name) != what]
+        if bound & {*lacking}:
             return None
-        found.append(line)
+        if lacking:
+            found.append(line)
     return found
 
 

@@ -61,6 +61,12 @@ def test_change_renames_the_function_and_puts_the_new_one_before_it() -> None:
     assert patch.changed(SOURCE, CODE, IMPORTS) == CHANGED
 
 
+def test_change_takes_an_import_of_several_names() -> None:
+    lines = (*IMPORTS, "from torch import nn, optim")
+    expected = CHANGED.replace("dist\n", "dist\nfrom torch import nn, optim\n", 1)
+    assert patch.changed(SOURCE, CODE, lines) == expected
+
+
 def test_change_renames_what_is_assigned() -> None:
     source = SOURCE.partition("def loss")[0] + "loss = nn.CrossEntropyLoss()\n"
     text = patch.changed(source, CODE, IMPORTS)

@@ -32,9 +32,10 @@ CheckpointFunction.apply = staticmethod(apply)
 
 def checkpoint_without_reentry(draft: Draft) -> None:
     """Checkpoints without a backward inside the backward: DDP does not see it."""
-    draft.imports.add(
-        "from torch.utils.checkpoint import CheckpointFunction, checkpoint"
-    )
+    draft.imports |= {
+        "from torch.utils.checkpoint import CheckpointFunction",
+        "from torch.utils.checkpoint import checkpoint",
+    }
     draft.parts["apply"] = _APPLY
     draft.at_end["apply"] = _APPLIED
 
