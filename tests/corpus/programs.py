@@ -21,6 +21,8 @@ _CONTINUED = "#   "
 _FINDING = re.compile(r"(unknown|[a-z]+/[a-z0-9-]+) (\w+)")
 _NEEDS = re.compile(r"torch (\d+)\.(\d+): (.+)")
 _DEFAULTS = {"world_sizes": "2", "modes": "ddp"}
+# One for all programs: to make 600 takes a third of the time of collecting all tests.
+_parser = functools.cache(arguments.parser)
 
 
 class HeaderError(ValueError):
@@ -142,7 +144,7 @@ def _findings(text: str) -> tuple[tuple[str, bool | None], ...]:
 
 def _options(text: str) -> Options:
     try:
-        given = vars(arguments.parser().parse_args(["program.py", *shlex.split(text)]))
+        given = vars(_parser().parse_args(["program.py", *shlex.split(text)]))
         texts = {s.name: given[s.name] for s in SETTINGS if given[s.name] is not None}
         return settings.make({**_DEFAULTS, **texts}, {}, modes=CHOICES)
     except UsageError as error:

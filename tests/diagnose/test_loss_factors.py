@@ -12,7 +12,7 @@ from ddpcheck.report.data import Finding
 from tests.corpus.programs import programs
 from tests.diagnose import recorded
 
-pytestmark = pytest.mark.usefixtures("no_script")
+pytestmark = pytest.mark.usefixtures("causes_alone")
 
 
 def findings(name: str) -> tuple[Finding, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -14,7 +13,6 @@ from ddpcheck.diagnose import rules
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.render.terminal import LABEL
 from ddpcheck.run.intervention import GlobalLoss, GlobalModule, Substitute, Switch
-from ddpcheck.run.session.session import Session
 from tests.corpus import programs
 from tests.diagnose.test_rules import checked
 
@@ -72,13 +70,12 @@ SHOWN = {
 }
 
 
-@pytest.mark.usefixtures("no_script")
+# The code that is suggested, as where no fixed.py is verified.
+@pytest.mark.usefixtures("causes_alone")
 @pytest.mark.parametrize("name", SHOWN)
 def test_code_is_shown_only_where_it_can_be_right(
-    name: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pool: Pool, tmp_path: Path
 ) -> None:
-    # The code that is suggested, as where no fixed.py is verified.
-    monkeypatch.setattr(Session, "of_file", lambda *_: contextlib.nullcontext())
     report = checked(pool, tmp_path, programs.source(name))
     fix = report.findings[0].fix
     assert fix is not None

@@ -27,7 +27,7 @@ loss = nn.CrossEntropyLoss(reduction="sum")
 """
 
 
-@pytest.mark.usefixtures("no_script")
+@pytest.mark.usefixtures("causes_alone")
 @pytest.mark.parametrize(
     ("ended", "proven"),
     [
