@@ -42,11 +42,13 @@ _GROUP_S = 1800.0  # the default timeout of a process group in torch
 class Context:
     """The first argument of a job function: its seat, and a way to send events.
 
-    Events sent by `emit` survive the death of the rank.
+    Events sent by `emit` survive the death of the rank. `keep` makes what the process
+    has now, a group say, no leftover of this job.
     """
 
     seat: Seat
     emit: Callable[[Any], None]
+    keep: Callable[[], None] = lambda: None
 
 
 def rank_main(connection: Connection, seat: Seat) -> None:
@@ -76,8 +78,13 @@ def rank_main(connection: Connection, seat: Seat) -> None:
 
 def _work(connection: Connection, seat: Seat) -> int:
     journal = Journal(Path(seat.folder) / f"{seat.name}.journal")
-    context = Context(seat=seat, emit=journal.write)
     before, own_pid, is_first = Before(), os.getpid(), True
+
+    def keep() -> None:
+        nonlocal before
+        before = Before()
+
+    context = Context(seat=seat, emit=journal.write, keep=keep)
     while True:
         job: Job | None = connection.recv()
         if job is None:

@@ -209,17 +209,14 @@ class Runner:
         tasks: dict[tuple[int, int], tuple[Task, list[_Planned]]] = {}
         while waiting or tasks:
             for crew, batch in waiting.items():
-                job = _batch_job(batch[:1] if _is_used_once(crew) else batch)
+                job = _batch_job(batch[:1] if _has_server(crew) else batch)
                 tasks[crew] = self.pool.submit(job, *crew), batch
             waiting = {}
             task = next(self.pool.as_done([t for t, _ in tasks.values()]))
             crew = next(key for key, (other, _) in tasks.items() if other is task)
             _, batch = tasks.pop(crew)
-            if _is_used_once(crew):
-                self.pool.retire(*crew)
-                ended = _distribute(batch[:1], task.outcomes)
-            else:
-                ended = _distribute(batch, task.outcomes)
+            made = batch[:1] if _has_server(crew) else batch
+            ended = _distribute(made, task.outcomes)
             if batch[ended:]:
                 waiting = {crew: batch[ended:]}
 
@@ -233,8 +230,8 @@ def _crew(spec: RunSpec) -> tuple[int, int]:
     return crew_of(spec), min(mode_of(spec.mode).servers, 1)
 
 
-def _is_used_once(crew: tuple[int, int]) -> bool:
-    """Returns whether its processes are replaced after each run: one has a server."""
+def _has_server(crew: tuple[int, int]) -> bool:
+    """Returns whether one of its processes serves: it has one run per job."""
     return crew[1] > 0
 
 

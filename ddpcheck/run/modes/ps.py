@@ -46,6 +46,7 @@ WITHOUT_RPC = (
 _ON_SEVERAL_MACHINES = "the parameter server runs on one machine, outside of torchrun"
 
 Nested = list[list["Tensor | None"]]  # by parameter group and parameter
+_seats: list[Seat] = []  # of this process in the workers' group, once it is connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +71,18 @@ class Answer:
 def _entered(context: Context, ref: TargetRef, spec: RunSpec) -> Context | RankResult:
     """Returns a worker's context, in a group of the workers; the server's result.
 
-    The last process is the server.
+    The last process is the server. Processes that are connected stay so: the next run
+    of this crew needs no new ones, if they are clean and it has a server, too.
     """
     seat = context.seat
     if seat.meeting is not None:
         facts: RankFacts = {REFUSED: _ON_SEVERAL_MACHINES}
         return RankResult(rank=seat.rank, facts=facts, is_clean=False)
     is_server = seat.rank == spec.world_size
-    seat = _connected(seat, spec.world_size, is_server=is_server)
+    if not _seats:
+        _seats.append(_connected(seat, spec.world_size, is_server=is_server))
+        context.keep()
+    seat = _seats[0]
     return _serve(seat, ref, spec) if is_server else replace(context, seat=seat)
 
 
@@ -439,15 +444,21 @@ def _left() -> None:
 def _serve(seat: Seat, ref: TargetRef, spec: RunSpec) -> RankResult:
     """Builds the server and answers until all workers have left."""
     from ddpcheck.ranks.worker import describe, group_s  # noqa: PLC0415
+    from ddpcheck.run.process import isolation  # noqa: PLC0415
 
-    try:
-        server = _built(ref, spec, group_s(seat))
-    except Exception as error:  # noqa: BLE001 (user code; told as data)
-        return RankResult(rank=seat.rank, raised=describe(error), is_clean=False)
-    if has_rpc():
-        server.wait()
-    else:
-        _answer(server)
+    with isolation.isolated():
+        try:
+            server = _built(ref, spec, group_s(seat))
+        except Exception as error:  # noqa: BLE001 (user code; told as data)
+            return RankResult(rank=seat.rank, raised=describe(error), is_clean=False)
+        try:
+            if has_rpc():
+                server.wait()
+            else:
+                _answer(server)
+        finally:  # the workers of the next run wait for their own
+            _is_built.clear()
+            _servers.clear()
     return RankResult(rank=seat.rank, dtype=spec.dtype, is_clean=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def candidates(context: Context, *, runs: list[dict[str, Any]]) -> None:
     """
     for arguments in runs:
         steps: list[StepResult] = []
-        within = Context(seat=context.seat, emit=steps.append)
+        within = replace(context, emit=steps.append)
         result: RankResult = run_jobs.candidate(within, **arguments)
         if result.problem is not None:
             raise UsageError(result.problem)
