@@ -76,7 +76,8 @@ class Draft:
         statements = self.before_loss, self.after_loss, self.before_wrap
         of_objects = self.after_wrap, self.optimizer, self.loss
         of_steps = self.around, self.building, self.before_step, self.after_step
-        changes = any((*statements, *of_objects, *of_steps, self.at_end))
+        last = self.at_end, self.parts
+        changes = any((*statements, *of_objects, *of_steps, *last))
         return not changes and self.options is None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from ddpcheck.report.data import Report
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
-from tests.diagnose.fixed import judge
 from tests.diagnose.head import HEAD, STEP
 
 pytestmark = pytest.mark.usefixtures("no_script")
@@ -252,28 +249,6 @@ def checked(
     """Returns the report of a file."""
     options = Options(world_sizes=sizes, modes=("ddp",), fix=fix)
     return checking.check(pool, TargetRef(path=str(path)), options)
-
-
-@pytest.fixture(scope="module")
-def differences() -> Iterator[Differences]:
-    """What a script in plain torch finds of a file at two and four ranks.
-
-    One process for all files: importing torch and its compiler takes as long as three
-    of these tests. The script forks a process for each training.
-    """
-    command = [sys.executable, judge.__file__]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        given, answers = process.stdin, process.stdout
-        assert given is not None
-        assert answers is not None
-
-        def found(path: Path) -> list[float]:
-            given.write(f"{path}\n")
-            given.flush()
-            return [float(answers.readline()) for _ in judge.WORLD_SIZES]
-
-        yield found
 
 
 def written(folder: Path, source: str) -> Path:

@@ -13,14 +13,22 @@ from ddpcheck.diagnose.fixed.kinds import (
     graphs,
     hooks,
     means,
+    noise,
     norms,
     scales,
+    state,
+    statistics,
     whole_steps,
     wrappers,
 )
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.diagnose.proposal import Proposal
-from ddpcheck.run.intervention import GlobalLoss, Intervention, Switch
+from ddpcheck.run.intervention import (
+    DrawGlobalBatch,
+    GlobalLoss,
+    Intervention,
+    Switch,
+)
 
 # `add(fix, wanted, draft)` adds a fix to the draft; it returns False for one that is
 # not of the family, or that no file can make.
@@ -35,6 +43,9 @@ _FAMILIES = (
     averages.add,
     decisions.add,
     hooks.add,
+    noise.add,
+    state.add,
+    statistics.add,
     counts.add,
 )
 _ATTEMPTS = 2
@@ -48,6 +59,8 @@ def drafts(
     None if a cause has an intervention that no kind of fix makes.
     """
     fixes = list(dict.fromkeys(fix for p in proposals for fix in p.fixes))
+    if any(p.noise == "sample" for p in proposals):
+        fixes.append(DrawGlobalBatch())
     local = [name for p in proposals for name in p.local]
     by_hand = any(p.by_hand for p in proposals)
     rewrapped = [Switch.REWRAP, *fixes]
@@ -57,7 +70,7 @@ def drafts(
         first = any("[" in name for name in local)  # in no module: of an optimizer
         every = [Switch.AVERAGED_AT_UPDATE, *fixes]
         yield from _drafts(every, facts, world_size, first=int(first))
-    if fixes and not by_hand and not any(p.noise for p in proposals):
+    if fixes and not by_hand:
         yield from _drafts(fixes, facts, world_size)
     is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
     if not is_gathered and any(p.link == "loss" for p in proposals):

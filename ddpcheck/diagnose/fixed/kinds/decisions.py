@@ -62,19 +62,21 @@ def share_numbers(draft: Draft, *, sums: bool) -> None:
     draft.around.append("Shared()")
 
 
-_FIRST = 'mock.patch.object(dist, "get_rank", lambda *_: 0)'
-_FIRST_BY_NAME = 'mock.patch.object(original, "get_rank", lambda *_: 0)'
+_FIRST = 'mock.patch.object({owner}, "{name}", lambda *_: 0)'
+_IMPORTED = re.compile(r"^from torch\.distributed import .*\bget_rank\b", re.MULTILINE)
+_OWN = re.compile(r"^def (\w+)\(\):\n\s+return .*\bget_rank\b", re.MULTILINE)
 
 
 def act_as_first(draft: Draft, wanted: Wanted) -> None:
     """Gives code that asks for its rank the answer 0: all ranks do what rank 0 does."""
     draft.imports.add("from unittest import mock")
-    by_name = re.search(
-        r"^from torch\.distributed import .*\bget_rank\b",
-        wanted.facts.source,
-        re.MULTILINE,
-    )
-    first = _FIRST_BY_NAME if by_name else _FIRST
+    source = wanted.facts.source
+    own = _OWN.search(source)
+    first = _FIRST.format(owner="dist", name="get_rank")
+    if own and source.count("get_rank") == 1:
+        first = _FIRST.format(owner="original", name=own[1])
+    elif _IMPORTED.search(source):
+        first = _FIRST.format(owner="original", name="get_rank")
     for contexts in (draft.around, draft.building):
         if first not in contexts:
             contexts.append(first)

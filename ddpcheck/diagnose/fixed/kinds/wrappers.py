@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpcheck.diagnose.fixed.draft import Draft
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.run.intervention import Intervention, Substitute, Switch
@@ -19,17 +21,29 @@ _OPTIONS: dict[Switch, dict[str, str]] = {
 }
 
 
-def add(fix: Intervention, _: Wanted, draft: Draft) -> bool:
-    """Adds what builds DDP again."""
+def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
+    """Adds what builds DDP again, or what its methods do."""
     if isinstance(fix, Switch) and fix in _OPTIONS:
         draft.options = (draft.options or {}) | _OPTIONS[fix]
     elif isinstance(fix, Substitute) and fix.boundary == "start":
         keep_start(draft)
     elif fix is Switch.REWRAP_TRAINABLE:
         wrap_trainable(draft)
+        if wanted.attempt:  # frozen ones get no gradient
+            draft.options = {"find_unused_parameters": "True"}
+    elif fix in _JOINED:
+        divide_when_joined(draft, divides_by_all=_JOINED[fix])
+    elif fix is Switch.BATCH_WITHOUT_GROUP:
+        return make_one_batch(draft, wanted)
     else:
         return False
     return True
+
+
+_JOINED: dict[Intervention, bool] = {
+    Switch.JOIN_DIVIDES_BY_ALL: True,
+    Switch.JOIN_DIVIDES_BY_LEFT: False,
+}
 
 
 def keep_start(draft: Draft) -> None:
@@ -54,3 +68,42 @@ def wrap_trainable(draft: Draft) -> None:
         "    parameter.requires_grad_(is_trained)\n"
     )
     draft.options = draft.options or {}
+
+
+_JOINING = '''\
+def joining(ddp):
+    """join() divides by {ranks}, whatever it is given."""
+    hook, name = ddp.join_hook, "divide_by_initial_world_size"
+    ddp.join_hook = lambda **given: hook(**given | {{name: {by_all}}})
+'''
+
+
+def divide_when_joined(draft: Draft, *, divides_by_all: bool) -> None:
+    """Changes by how many ranks join() divides gradients."""
+    ranks = "all ranks" if divides_by_all else "the ranks that have data left"
+    draft.parts["joining"] = _JOINING.format(ranks=ranks, by_all=divides_by_all)
+    draft.after_wrap += (
+        "for module in wrapped.modules():\n"
+        "    if isinstance(module, DistributedDataParallel):\n"
+        "        joining(module)\n"
+    )
+
+
+_ONE_BATCH = '''\
+def batch({step}):
+    """Makes the same global batch in every process: it sees no process group."""
+    world, dist.group.WORLD = dist.group.WORLD, None
+    try:
+        return original.batch({step})
+    finally:
+        dist.group.WORLD = world
+'''
+
+
+def make_one_batch(draft: Draft, wanted: Wanted) -> bool:
+    """Hides the process group from batch()."""
+    found = re.search(r"^def batch\((\w*)\)", wanted.facts.source, re.MULTILINE)
+    if found is None:
+        return False
+    draft.parts["batch"] = _ONE_BATCH.format(step=found[1])
+    return True
