@@ -193,21 +193,19 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     )
     made.runs, made.limit, made.broken_off = runs, limit, broken_off
     made.outcomes = dict(zip(made.planned.specs, outcomes, strict=True))
-    diagnosis = made.diagnosis
+    diagnosis, undetected = made.diagnosis, []
     batch_checks.check_lists(session, outcomes, runs, limit.rtol)
     if any(run.verdict == "divergent" for run in runs):
         try:
-            engine.diagnose(
-                session, outcomes, runs, limit, options, made.progress, diagnosis
-            )
+            engine.diagnose(session, outcomes, runs, limit, options, diagnosis)
         except (UsageError, CannotCheckError, ServerDiedError):
             raise
         except Exception as error:  # noqa: BLE001 (ours: the verdict is known)
             _give_up(made, error)
     else:
-        diagnosis.warnings += batch_checks.undetectable(session, runs, outcomes, limit)
-        diagnosis.warnings += external_state.warnings(outcomes, runs)
-        diagnosis.warnings += unlike_numbers.warnings(outcomes, runs, limit.rtol)
+        undetected += batch_checks.undetectable(session, runs, outcomes, limit)
+        undetected += external_state.warnings(outcomes, runs)
+        undetected += unlike_numbers.warnings(outcomes, runs, limit.rtol)
     every = broken_off + diagnosis.findings
     findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
@@ -220,10 +218,8 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         outcomes=outcomes,
         runs=runs,
         findings=findings,
-        not_compared=made.planned.not_compared
-        + assemble.not_compared(outcomes, runs)
-        + diagnosis.not_compared,
-        warnings=warnings + floor.warnings() + diagnosis.warnings + unused,
+        not_compared=made.planned.not_compared + assemble.not_compared(outcomes, runs),
+        warnings=warnings + floor.warnings() + undetected + unused,
         seconds=time.perf_counter() - made.started,
         smallest=shrink.divergent(session, outcomes, runs),
         fixed=diagnosis.fixed,

@@ -361,7 +361,7 @@ class Made:
             not_compared=missing
             + self.planned.not_compared
             + assemble.not_compared(outcomes, runs),
-            warnings=warnings + self.diagnosis.warnings + ([] if left else unused),
+            warnings=warnings + ([] if left else unused),
             fixed=self.diagnosis.fixed,
             diff=self.diagnosis.diff,
             seconds=time.perf_counter() - self.started,

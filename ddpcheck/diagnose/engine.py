@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from ddpcheck.diagnose import data_parallel, parameter_server, shrink, simulated
 from ddpcheck.diagnose.fixed import check
 from ddpcheck.diagnose.search import findings
-from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.diagnose.search.loop import Search
-from ddpcheck.report.data import Finding, NotCompared, Run, Tolerance
-from ddpcheck.report.progress import Silent
+from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
@@ -31,10 +29,7 @@ _QUIET_LOOKS = 2
 class Diagnosis:
     """What a diagnosis adds to a report."""
 
-    runs: list[Run] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    not_compared: list[NotCompared] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     # For the search of the smallest run that shows a divergence of DDP.
     removable: list[str] = field(default_factory=list)  # modules
     mended: shrink.Mended | None = None
@@ -48,124 +43,221 @@ def diagnose(
     runs: list[Run],
     limit: Tolerance,
     options: Options,
-    progress: Silent,
     diagnosis: Diagnosis,
 ) -> None:
     """Adds the findings for all divergent runs, one search after the other."""
-    diagnosis.runs = list(runs)
     limit_patience(session, outcomes)
-    explained: set[int] = set()
-    for index in _by_world_size(runs, "ranks"):
-        if index in explained:
-            continue
-        progress(f"diagnosing ddp at world size {runs[index].world_size}")
-        search = Search(session, outcomes[index], limit, fix=options.fix)
-        search.repeats = _repeats(session, outcomes[index], limit)
-        causes = search.run()
-        same, proven = _explained(
-            search, causes, outcomes, runs, index, one_by_one=bool(options.accept)
+    searches = _Searches(session, outcomes, runs, limit, options, diagnosis)
+    explained = searches.of_ranks()
+    searches.of_simulated(explained)
+    searches.of_servers()
+    searches.of_replicas(explained)
+
+
+class _Searches:
+    """The searches of one check; each adds its findings to the diagnosis."""
+
+    def __init__(
+        self,
+        session: Session,
+        outcomes: list[RunOutcome],
+        runs: list[Run],
+        limit: Tolerance,
+        options: Options,
+        diagnosis: Diagnosis,
+    ) -> None:
+        self.session, self.outcomes, self.runs = session, outcomes, runs
+        self.limit, self.options, self.diagnosis = limit, options, diagnosis
+
+    def _search(self, outcome: RunOutcome) -> Search:
+        """Returns the search for the causes of a run of ranks, at its end."""
+        spec = outcome.spec
+        self.session.progress(f"diagnosing {spec.mode} at world size {spec.world_size}")
+        search = Search(self.session, outcome, self.limit, fix=self.options.fix)
+        search.repeats = _repeats(self.session, outcome, self.limit)
+        search.run()
+        return search
+
+    def of_ranks(self) -> set[int]:
+        """Adds the findings of real ranks; returns the numbers of their runs."""
+        explained: set[int] = set()
+        diagnosis = self.diagnosis
+        for index in _by_world_size(self.runs, "ranks"):
+            if index in explained:
+                continue
+            search = self._search(self.outcomes[index])
+            same, proven = self._explained(search, index)
+            same -= explained
+            explained |= same | {index}
+            diagnosis.removable = diagnosis.removable or shrink.removable(search.case)
+            diagnosis.mended = diagnosis.mended or search.mended()
+            found = search.findings(sorted(same | {index}), proven)
+            if self.options.fix and not diagnosis.findings and search.is_proven:
+                found = self._with_file(search, found)
+            diagnosis.findings = findings.merge(diagnosis.findings, found)
+        return explained
+
+    def _with_file(self, search: Search, found: list[Finding]) -> list[Finding]:
+        """Returns the findings with fixed.py as their proof, if there is such a file.
+
+        It also runs in other modes that diverge: a finding may be about these, too.
+        """
+        of_ranks = [r for r in self.runs if mode_of(r.mode).explained_by == "ranks"]
+        own = search.outcome.spec
+        others: dict[str, RunSpec] = {}  # of the smallest world size
+        for run, outcome in zip(self.runs, self.outcomes, strict=False):
+            spec = outcome.spec.but(batch_norm=own.batch_norm, loss=own.loss)
+            kind = mode_of(spec.mode).explained_by
+            is_known = kind in ("replicas", "server", "ranks")
+            if run.verdict == "divergent" and is_known and spec.mode != own.mode:
+                others.setdefault(spec.mode, spec)
+        made = check.make(
+            self.session,
+            search.outcome,
+            [cause.proposal for cause in search.causes],
+            sorted({run.world_size for run in of_ranks}),
+            self.limit,
+            list(others.values()),
         )
-        same -= explained
-        explained |= same | {index}
-        diagnosis.removable = diagnosis.removable or shrink.removable(search.case)
-        diagnosis.mended = diagnosis.mended or search.mended(causes)
-        of_runs = sorted(same | {index})
-        found = findings.make(
-            causes,
-            search.case,
-            search.rest,
-            of_runs,
-            proven,
-            unknown_at=search.unknown_at,
-            tried=search.trials.left,
+        if made is None:
+            return found
+        self.diagnosis.fixed, self.diagnosis.diff = made.file.text, made.diff
+        return check.verified(found, made)
+
+    def _explained(self, search: Search, index: int) -> tuple[set[int], set[int]]:
+        """Returns the other divergent runs with these causes, and those with a proof.
+
+        The proof is that the same fixes make the run equal. Where a finding is
+        accepted, no other run has the causes without it: there may be another one.
+        """
+        causes, one_by_one = search.causes, bool(self.options.accept)
+        others = _alike(self.runs, index, faults_apart=one_by_one)
+        proven = {index} if search.is_proven else set()
+        are_tested = bool(causes) and all(c.verified for c in causes)
+        if not are_tested and one_by_one and not search.is_proven:
+            return set(), proven
+        if not are_tested and not one_by_one:
+            # Nothing to test with: the same link breaks at every world size, unless one
+            # run breaks off and another ends with other numbers.
+            broke_off = bool(self.runs[index].faults)
+            return {i for i in others if bool(self.runs[i].faults) == broke_off}, proven
+        proposals = [c.proposal for c in causes]
+        excesses = search.trials.excesses(
+            [search.trials.with_fixes(self.outcomes[i].spec, proposals) for i in others]
         )
-        if options.fix and not diagnosis.findings and _is_proven(search, causes):
-            found = _with_file(search, causes, outcomes, found, diagnosis)
+        mended = {i for i, excess in zip(others, excesses, strict=True) if excess <= 1}
+        return mended, proven | mended
+
+    def of_simulated(self, explained: set[int]) -> None:
+        """Adds the findings of simulated runs, from real ranks that diverge alike.
+
+        `explained` are the real runs whose findings are known.
+        """
+        runs, diagnosis = self.runs, self.diagnosis
+        for indices in simulated.groups(runs):
+            first = runs[indices[0]]
+            known = [i for i in explained if simulated.is_alike(runs[i], first)]
+            if known:
+                diagnosis.findings = simulated.joined(
+                    diagnosis.findings, known, indices
+                )
+                continue
+            found = [simulated.unknown(first, indices)]
+            stand_in = simulated.stand_in(
+                self.session, self.outcomes, indices, self.limit
+            )
+            if stand_in is not None:
+                made = self._search(stand_in).findings(indices)
+                few, many = stand_in.spec.world_size, first.world_size
+                found = [simulated.said(f, few, many) for f in made]
+            diagnosis.findings = findings.merge(diagnosis.findings, found)
+
+    def of_servers(self) -> None:
+        """Adds the findings of runs with a parameter server."""
+        for index in _by_world_size(self.runs, "server"):
+            self._of_server(index)
+
+    def _of_server(self, index: int) -> None:
+        outcome, run, diagnosis = self.outcomes[index], self.runs[index], self.diagnosis
+        given = self.session, outcome, run, index, self.limit
+        self.session.progress(f"diagnosing {run.mode} at world size {run.world_size}")
+        if self.options.fix:
+            found = parameter_server.found(*given)
+        else:
+            found = parameter_server.unverified(outcome, run, index)
+        if not found:
+            known = _known_of_ranks(self.runs, outcome, index)
+            if known:
+                diagnosis.findings = simulated.joined(
+                    diagnosis.findings, known, [index]
+                )
+                return
+            stand_in = parameter_server.stand_in(self.session, outcome, run, self.limit)
+            if stand_in is None:
+                found = [parameter_server.unknown(outcome, run, index)]
+            else:
+                found = parameter_server.explained(*given, self._search(stand_in))
         diagnosis.findings = findings.merge(diagnosis.findings, found)
-    _diagnose_simulated(
-        session, outcomes, limit, options, progress, diagnosis, explained
-    )
-    for index in _by_world_size(runs, "server"):
-        _diagnose_server(session, outcomes, limit, options, progress, diagnosis, index)
-    # Runs that DataParallel broke off have separate findings.
-    of_replicas = (i for i in _by_world_size(runs, "replicas") if not runs[i].faults)
-    rest = [i for i in of_replicas if i not in explained]
-    for group in _groups(runs, rest, one_by_one=bool(options.accept)):
-        _diagnose_replicas(
-            session, outcomes, group, limit, options, progress, diagnosis
+
+    def of_replicas(self, explained: set[int]) -> None:
+        """Adds the findings of DataParallel runs, but of those that it broke off.
+
+        These have separate findings. Finite runs are looked at together, and others.
+        """
+        runs = self.runs
+        rest = [
+            i
+            for i in _by_world_size(runs, "replicas")
+            if i not in explained and not runs[i].faults
+        ]
+        bad = [i for i in rest if acceptance.not_finite(runs[i])]
+        groups = [[i for i in rest if i not in bad], bad]
+        if self.options.accept:
+            groups = [[i] for i in rest]
+        for group in filter(None, groups):
+            self._of_replicas(group)
+
+    def _of_replicas(self, group: list[int]) -> None:
+        """Adds the findings of a group, from DDP runs if these explain them."""
+        runs, known, accepts = self.runs, self.diagnosis.findings, self.options.accept
+        mine, made, first = known, runs, runs[group[0]]
+        twin = data_parallel.twin_of(runs, first, known)
+        kinds = {mode_of(run.mode).explained_by for run in runs}
+        has_others = not kinds.isdisjoint(("ranks", "stand-in"))
+        if not has_others or (accepts and twin is None):
+            mine, twin = self._under_ddp(group)
+            made = [*runs, twin.run]
+        elif accepts:  # DDP findings of another world size say nothing about these
+            mine = [f for f in known if twin and twin.index in f.runs]
+        found = data_parallel.explain(
+            self.session, self.outcomes, made, group, mine, self.limit
         )
+        if accepts and twin is not None:
+            found = data_parallel.judged(twin, mine, found, group[0], first)
+        # The first ones are those of `mine`, with these runs or without.
+        now = {id(old): new for old, new in zip(mine, found, strict=False)}
+        all_found = [now.pop(id(f), f) for f in known]
+        for finding in (*now.values(), *found[len(mine) :]):
+            all_found = _with(all_found, finding)
+        self.diagnosis.findings = all_found
 
+    def _under_ddp(self, rest: list[int]) -> tuple[list[Finding], data_parallel.Twin]:
+        """Returns what DataParallel shares with DDP, not requested here, and DDP's run.
 
-def _with_file(
-    search: Search,
-    causes: list[Cause],
-    outcomes: list[RunOutcome],
-    found: list[Finding],
-    diagnosis: Diagnosis,
-) -> list[Finding]:
-    """Returns the findings with fixed.py as their proof, if there is such a file.
-
-    It also runs in other modes that diverge: a finding may be about these, too.
-    """
-    runs = diagnosis.runs
-    sizes = {r.world_size for r in runs if mode_of(r.mode).explained_by == "ranks"}
-    own = search.outcome.spec
-    others: dict[str, RunSpec] = {}
-    for run, outcome in zip(runs, outcomes, strict=False):  # smallest world size first
-        spec = outcome.spec.but(batch_norm=own.batch_norm, loss=own.loss)
-        is_known = mode_of(spec.mode).explained_by in ("replicas", "server", "ranks")
-        if run.verdict == "divergent" and is_known and spec.mode != own.mode:
-            others.setdefault(spec.mode, spec)
-    made = check.make(
-        search.session,
-        search.outcome,
-        [cause.proposal for cause in causes],
-        sorted(sizes),
-        search.limit,
-        list(others.values()),
-    )
-    if made is None:
-        return found
-    diagnosis.fixed, diagnosis.diff = made.file.text, made.diff
-    return check.verified(found, made)
-
-
-def _groups(runs: list[Run], rest: list[int], *, one_by_one: bool) -> list[list[int]]:
-    """Returns the runs that are looked at together: finite ones, and others."""
-    if one_by_one:
-        return [[i] for i in rest]
-    bad = [i for i in rest if acceptance.not_finite(runs[i])]
-    return [g for g in ([i for i in rest if i not in bad], bad) if g]
-
-
-def _diagnose_replicas(
-    session: Session,
-    outcomes: list[RunOutcome],
-    group: list[int],
-    limit: Tolerance,
-    options: Options,
-    progress: Silent,
-    diagnosis: Diagnosis,
-) -> None:
-    """Adds the findings of DataParallel runs, from DDP runs if these explain them."""
-    runs, known = diagnosis.runs, diagnosis.findings
-    mine, made, first = known, runs, runs[group[0]]
-    twin = data_parallel.twin_of(runs, first, known)
-    kinds = {mode_of(run.mode).explained_by for run in runs}
-    has_others = not kinds.isdisjoint(("ranks", "stand-in"))
-    if not has_others or (options.accept and twin is None):
-        mine, twin = _under_ddp(session, outcomes, group, limit, options, progress)
-        made = [*runs, twin.run]
-    elif options.accept:  # DDP findings of another world size say nothing about these
-        mine = [f for f in known if twin and twin.index in f.runs]
-    found = data_parallel.explain(session, outcomes, made, group, mine, limit)
-    if options.accept and twin is not None:
-        found = data_parallel.judged(twin, mine, found, group[0], first)
-    # The first ones are those of `mine`, with these runs or without.
-    now = {id(old): new for old, new in zip(mine, found, strict=False)}
-    diagnosis.findings = [now.pop(id(f), f) for f in known]
-    for finding in (*now.values(), *found[len(mine) :]):
-        diagnosis.findings = _with(diagnosis.findings, finding)
+        Most causes occur under both; if DDP is right, the cause is DataParallel's.
+        """
+        of_replicas = self.outcomes[rest[0]]
+        outcome = self.session.run([of_replicas.spec.but(mode=DDP.name)])[0]
+        run = assemble.to_run(outcome, self.limit.rtol)
+        if run.verdict != "divergent":
+            return [], data_parallel.Twin(run=run)
+        search = self._search(outcome)
+        found = search.findings(rest)
+        known = [f for f in found if f.slug != findings.UNKNOWN]
+        shared = data_parallel.alone(known, self.runs[rest[0]], of_replicas)
+        return shared, data_parallel.Twin(
+            run=run, num_findings=len(found), is_proven=search.is_proven
+        )
 
 
 def _with(known: list[Finding], new: Finding) -> list[Finding]:
@@ -191,121 +283,17 @@ def limit_patience(session: Session, outcomes: list[RunOutcome]) -> None:
         session.quiet_looks = _QUIET_LOOKS
 
 
-def _under_ddp(
-    session: Session,
-    outcomes: list[RunOutcome],
-    rest: list[int],
-    limit: Tolerance,
-    options: Options,
-    progress: Silent,
-) -> tuple[list[Finding], data_parallel.Twin]:
-    """Returns what DataParallel shares with DDP, not requested here, and DDP's run.
-
-    Most causes occur under both; if DDP is right, the cause belongs to DataParallel.
-    """
-    spec = outcomes[rest[0]].spec.but(mode=DDP.name)
-    outcome = session.run([spec])[0]
-    run = assemble.to_run(outcome, limit.rtol)
-    if run.verdict != "divergent":
-        return [], data_parallel.Twin(run=run)
-    progress(f"diagnosing ddp at world size {spec.world_size}")
-    search = Search(session, outcome, limit, fix=options.fix)
-    search.repeats = _repeats(session, outcome, limit)
-    causes = search.run()
-    found = findings.make(causes, search.case, search.rest, rest)
-    known = [f for f in found if f.slug != findings.UNKNOWN]
-    of_replicas = assemble.to_run(outcomes[rest[0]], limit.rtol)
-    shared = data_parallel.alone(known, of_replicas, outcomes[rest[0]])
-    return shared, data_parallel.Twin(
-        run=run,
-        num_findings=len(found),
-        is_proven=_is_proven(search, causes),
-    )
-
-
-def _diagnose_simulated(
-    session: Session,
-    outcomes: list[RunOutcome],
-    limit: Tolerance,
-    options: Options,
-    progress: Silent,
-    diagnosis: Diagnosis,
-    explained: set[int],
-) -> None:
-    """Adds the findings of simulated runs, from real ranks that diverge alike.
-
-    `explained` are the real runs whose findings are known.
-    """
-    runs = diagnosis.runs
-    for indices in simulated.groups(runs):
-        known = [i for i in explained if simulated.is_alike(runs[i], runs[indices[0]])]
-        if known:
-            diagnosis.findings = simulated.joined(diagnosis.findings, known, indices)
-            continue
-        spec = outcomes[indices[0]].spec
-        stand_in = simulated.stand_in(session, outcomes, indices, limit)
-        found = [simulated.unknown(runs[indices[0]], indices)]
-        if stand_in is not None:
-            progress(f"diagnosing ddp at world size {stand_in.spec.world_size}")
-            search = Search(session, stand_in, limit, fix=options.fix)
-            causes = search.run()
-            found = findings.make(
-                causes,
-                search.case,
-                search.rest,
-                indices,
-                unknown_at=search.unknown_at,
-                tried=search.trials.left,
-            )
-            found = [simulated.said(f, stand_in.spec.world_size, spec) for f in found]
-        diagnosis.findings = findings.merge(diagnosis.findings, found)
-
-
-def _diagnose_server(
-    session: Session,
-    outcomes: list[RunOutcome],
-    limit: Tolerance,
-    options: Options,
-    progress: Silent,
-    diagnosis: Diagnosis,
-    index: int,
-) -> None:
-    """Adds the findings of a run with a parameter server."""
-    outcome, run = outcomes[index], diagnosis.runs[index]
-    progress(f"diagnosing {run.mode} at world size {run.world_size}")
-    if options.fix:
-        found = parameter_server.found(session, outcome, run, index, limit)
-    else:
-        found = parameter_server.unverified(outcome, run, index)
-    stand_in = None
-    known = [] if found else _known_of_ranks(diagnosis, outcome, index)
-    if known:
-        diagnosis.findings = simulated.joined(diagnosis.findings, known, [index])
-        return
-    if not found:
-        stand_in = parameter_server.stand_in(session, outcome, run, limit)
-        found = [parameter_server.unknown(outcome, run, index)]
-    if stand_in is not None:
-        search = Search(session, stand_in, limit, fix=options.fix)
-        causes = search.run()
-        made = findings.make(causes, search.case, search.rest, [index])
-        found = parameter_server.explained(
-            session, outcome, run, index, limit, (search, made)
-        )
-    diagnosis.findings = findings.merge(diagnosis.findings, found)
-
-
-def _known_of_ranks(diagnosis: Diagnosis, outcome: RunOutcome, index: int) -> list[int]:
+def _known_of_ranks(runs: list[Run], outcome: RunOutcome, index: int) -> list[int]:
     """Returns the run of ranks that diverges as this one with a server, if any does."""
-    run = diagnosis.runs[index]
+    run = runs[index]
     if outcome.spec.ps_reduce != "mean":
         return []
     return [
         i
-        for i in _by_world_size(diagnosis.runs, "ranks")
-        if simulated.is_alike(diagnosis.runs[i], run)
-        and diagnosis.runs[i].world_size == run.world_size
-        and parameter_server.are_off_alike(run, diagnosis.runs[i])
+        for i in _by_world_size(runs, "ranks")
+        if simulated.is_alike(runs[i], run)
+        and runs[i].world_size == run.world_size
+        and parameter_server.are_off_alike(run, runs[i])
     ]
 
 
@@ -339,46 +327,6 @@ def _is_late(run: Run) -> bool:
     """Returns whether the first step's gradients were compared and are right."""
     by_step = run.gradients.excess_by_step
     return bool(by_step) and by_step[0] <= 1 and not run.faults
-
-
-def _explained(
-    search: Search,
-    causes: list[Cause],
-    outcomes: list[RunOutcome],
-    runs: list[Run],
-    index: int,
-    *,
-    one_by_one: bool,
-) -> tuple[set[int], set[int]]:
-    """Returns the other divergent runs that have these causes, and those with a proof.
-
-    The proof is that the same fixes make the run equal. `one_by_one`: the others have
-    none of them, because a finding is accepted, which may hide another cause there.
-    """
-    others = _alike(runs, index, faults_apart=one_by_one)
-    is_proven = _is_proven(search, causes)
-    proven = {index} if is_proven else set()
-    are_tested = bool(causes) and all(c.verified for c in causes)
-    if not are_tested and one_by_one and not is_proven:
-        return set(), proven
-    if not are_tested and not one_by_one:
-        # Nothing to test with: the same link breaks at every world size, unless one
-        # run breaks off and another ends with other numbers.
-        broke_off = bool(runs[index].faults)
-        return {i for i in others if bool(runs[i].faults) == broke_off}, proven
-    specs = [
-        search.trials.with_fixes(outcomes[i].spec, [c.proposal for c in causes])
-        for i in others
-    ]
-    excesses = search.trials.excesses(specs)
-    mended = {i for i, excess in zip(others, excesses, strict=True) if excess <= 1}
-    return mended, proven | mended
-
-
-def _is_proven(search: Search, causes: list[Cause]) -> bool:
-    """Returns whether the fixes of all causes make the run equal."""
-    told = [cause.verified for cause in causes]
-    return search.rest is None and True in told and False not in told
 
 
 def _alike(runs: list[Run], index: int, *, faults_apart: bool) -> list[int]:

@@ -75,7 +75,7 @@ def explained(
     run: Run,
     index: int,
     limit: Tolerance,
-    searched: tuple[Search, list[Finding]],
+    search: Search,
 ) -> list[Finding]:
     """Returns the findings of the stand-in, and what the server does beside them.
 
@@ -85,15 +85,15 @@ def explained(
         run: the same, judged.
         index: of the run.
         limit: what is equal.
-        searched: the search on the stand-in, and its findings.
+        search: on the stand-in, at its end.
     """
-    search, known = searched
     fact = (
         f"found under DDP at world size {run.world_size}, whose ranks diverge as "
         "workers do whose gradients are averaged"
     )
+    known = search.findings([index])
     told = [dataclasses.replace(f, facts=(*f.facts, fact)) for f in known]
-    mended = search.mended(search.causes)
+    mended = search.mended()
     if mended is None or run.faults:
         return told
     mine, other = (

@@ -14,7 +14,7 @@ from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import Session
-from ddpcheck.run.spec import RunOutcome, RunSpec
+from ddpcheck.run.spec import RunOutcome
 
 _LARGEST_STAND_IN = 8
 
@@ -73,12 +73,9 @@ def stand_in(
     return None
 
 
-def said(finding: Finding, world_size: int, spec: RunSpec) -> Finding:
+def said(finding: Finding, few: int, many: int) -> Finding:
     """Returns the finding with the fact where it was found."""
-    fact = (
-        f"found on {world_size} real ranks, which diverge as the {spec.world_size} "
-        "simulated ones do"
-    )
+    fact = f"found on {few} real ranks, which diverge as the {many} simulated ones do"
     return dataclasses.replace(finding, facts=(*finding.facts, fact))
 
 

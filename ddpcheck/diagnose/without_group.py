@@ -11,7 +11,6 @@ import dataclasses
 import math
 
 from ddpcheck.diagnose.proposal import BY_DDP
-from ddpcheck.diagnose.search import findings
 from ddpcheck.diagnose.search.loop import Search
 from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.intervention import Switch
@@ -50,10 +49,10 @@ def found(
     if not _differs_alike(run, assemble.to_run(stand_in, limit.rtol)):
         return []
     search = Search(session, stand_in, limit, fix=True)
-    causes = search.run()
+    search.run()
     if search.rest is not None:
         return []
-    made = findings.make(causes, search.case, search.rest, rest)
+    made = search.findings(rest)
     if any(f.link != "forward" or not (f.fix and f.fix.verified) for f in made):
         return []
     return [_of_replicas(f, run, ddp) for f in made]

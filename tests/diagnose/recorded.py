@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 
 from ddpcheck.checking import checking
-from ddpcheck.diagnose import recording
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
+from tests.diagnose import recording
 
 FOLDER = Path(__file__).parents[1] / "recorded"
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.diagnose import new_rule
 from ddpcheck.report.pages.pages import HEADINGS
 from tests.corpus import programs
-from tests.diagnose import test_pages
+from tests.diagnose import new_rule, test_pages
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = Path("ddpcheck/diagnose/registry.py")

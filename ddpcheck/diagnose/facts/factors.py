@@ -322,16 +322,6 @@ def _follows_their_number(case: Case) -> bool:
     return len({m.size for micros in every for m in micros}) == 1
 
 
-def _follows_their_counts(case: Case) -> bool:
-    """Returns whether each micro-batch has a factor of its own."""
-    ratios, found = case.micro_ratios(), divisor(case)
-    if found is None and any(left > case.close for _, left in ratios.values()):
-        return False
-    # With one factor per rank, the count is taken over all micro-batches.
-    is_of_ranks = found is None or counted_by(case) is not None
-    return case.rank_ratios is None or not is_of_ranks
-
-
 def divisor(case: Case) -> CountMicroBatches | None:
     """Returns the count that every micro-batch's factor follows, as its fix.
 

@@ -7,7 +7,7 @@ verified by a run without its fix alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
@@ -33,7 +33,7 @@ from ddpcheck.diagnose.search.causes import (
 from ddpcheck.diagnose.search.choosing import Round
 from ddpcheck.diagnose.search.probing import References, first_wrong_batch, probe
 from ddpcheck.diagnose.search.trials import Trials
-from ddpcheck.report.data import Tolerance
+from ddpcheck.report.data import Finding, Tolerance
 from ddpcheck.run import intervention
 from ddpcheck.run.intervention import GlobalLoss
 from ddpcheck.run.modes.averaged import AVERAGED
@@ -174,12 +174,35 @@ class Search:
             self.quiet = p.fallback if p.noise else self.quiet
         return found
 
-    def mended(self, causes: list[Cause]) -> Callable[[RunSpec], RunSpec] | None:
+    def findings(self, runs: list[int], proven: Collection[int] = ()) -> list[Finding]:
+        """Returns what `run` found, for the report.
+
+        Args:
+            runs: those of the report that it stands for.
+            proven: those of them that all fixes mend.
+        """
+        return findings.make(
+            self.causes,
+            self.case,
+            self.rest,
+            runs,
+            proven,
+            unknown_at=self.unknown_at,
+            tried=self.trials.left,
+        )
+
+    def mended(self) -> Callable[[RunSpec], RunSpec] | None:
         """Returns what adds all causes' fixes to a spec, if each is proven."""
-        proposals = [cause.proposal for cause in causes if cause.verified]
-        if not proposals or len(proposals) < len(causes):
+        proposals = [cause.proposal for cause in self.causes if cause.verified]
+        if not proposals or len(proposals) < len(self.causes):
             return None
         return lambda spec: self.trials.with_fixes(spec, proposals)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the fixes of all causes make the run equal."""
+        told = [cause.verified for cause in self.causes]
+        return self.rest is None and True in told and False not in told
 
     def _proposed(self, case: Case) -> list[Proposal]:
         return proposed(case, partial(self.trials.experiment, case.outcome.spec))

@@ -1,6 +1,6 @@
 r"""Writes the files of a new rule: page, detector, near miss, and its registry lines.
 
-    python -m ddpcheck.diagnose.new_rule loss/half-shard --link loss \
+    python -m tests.diagnose.new_rule loss/half-shard --link loss \
         --after loss/uneven-shard
 
 Run it at the top of a checkout. What is left to write is marked TODO; the tests of
@@ -142,7 +142,7 @@ def _module(slug: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code, 2 for arguments that cannot be."""
     parser = argparse.ArgumentParser(
-        prog="python -m ddpcheck.diagnose.new_rule",
+        prog="python -m tests.diagnose.new_rule",
         description="Writes the files of a new rule, at the top of a checkout.",
     )
     parser.add_argument("slug", help="family/pattern")
