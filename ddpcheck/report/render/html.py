@@ -1,7 +1,7 @@
 """A report as one HTML file: offline, without scripts, the same bytes every time.
 
 The `View` classes are what the templates read: a report's parts in their order, not yet
-marked up. A rule's page, in simple Markdown or reStructuredText, becomes plain blocks.
+marked up. A rule's page becomes plain blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Difference, Finding, Report, Run, faults_first
-from ddpcheck.report.pages.pages import HEADINGS
 from ddpcheck.report.render import divergence, numbers, pictures, status, wording
 from ddpcheck.report.render.divergence import Located
 
@@ -329,9 +328,14 @@ def _provenance(report: Report) -> tuple[tuple[str, str], ...]:
     return tuple((label, value) for label, value in rows if value)
 
 
-_HEADING = re.compile(r"#{1,6}\s+(?P<title>\S.*)")
-_UNDERLINE = re.compile(r"(=|-|~|\^){3,}\s*")
-_BULLET = re.compile(r"\s{0,3}[-*]\s+(?P<text>\S.*)")
+# Code may have empty lines inside; everything else ends before one.
+_BLOCK = re.compile(
+    r"^#+ (?P<heading>.+)"
+    r"|(?P<code>^    .+(?:\n+    .+)*)"
+    r"|(?P<list>^- .+(?:\n(?!#).+)*)"
+    r"|(?P<paragraph>^\S.*(?:\n(?!#|- ).+)*)",
+    re.MULTILINE,
+)
 _SPAN = re.compile(r"(?P<code>`+)(?P<body>.+?)(?P=code)|(?P<url>https?://[^\s<>()`]+)")
 
 
@@ -353,15 +357,10 @@ class Block:
 
 
 def blocks(page: str) -> tuple[Block, ...]:
-    """Returns the blocks of a page; what is not understood is a paragraph."""
-    lines = page.expandtabs(4).splitlines()
-    found: list[Block] = []
-    at = 0
-    while at < len(lines):
-        block, at = _block(lines, at)
-        if block:
-            found.append(block)
-    return tuple(found)
+    """Returns the blocks of a page."""
+    return tuple(
+        _block(str(m.lastgroup), m[str(m.lastgroup)]) for m in _BLOCK.finditer(page)
+    )
 
 
 def spans(text: str) -> tuple[Span, ...]:
@@ -387,82 +386,11 @@ def spans(text: str) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _block(lines: list[str], at: int) -> tuple[Block | None, int]:
-    """Returns the block that starts at a line, and the line after it."""
-    line = lines[at]
-    if not line.strip():
-        return None, at + 1
-    if line.lstrip().startswith("```"):
-        return _fenced(lines, at + 1)
-    if line.startswith("    "):
-        return _indented(lines, at)
-    return _heading(lines, at) or (
-        _list(lines, at) if _BULLET.fullmatch(line) else _paragraph(lines, at)
-    )
-
-
-def _heading(lines: list[str], at: int) -> tuple[Block, int] | None:
-    line = lines[at]
-    if heading := _HEADING.fullmatch(line):
-        return Block(kind="heading", text=heading["title"]), at + 1
-    if line.strip().rstrip(":") in HEADINGS and not line.startswith(" "):
-        return Block(kind="heading", text=line.strip().rstrip(":")), _past_rule(
-            lines, at
-        )
-    if _is_rule(lines, at + 1):
-        return Block(kind="heading", text=line.strip()), at + 2
-    return None
-
-
-def _is_rule(lines: list[str], at: int) -> bool:
-    return at < len(lines) and _UNDERLINE.fullmatch(lines[at]) is not None
-
-
-def _past_rule(lines: list[str], at: int) -> int:
-    return at + 2 if _is_rule(lines, at + 1) else at + 1
-
-
-def _fenced(lines: list[str], at: int) -> tuple[Block, int]:
-    end = at
-    while end < len(lines) and not lines[end].lstrip().startswith("```"):
-        end += 1
-    return Block(kind="code", text="\n".join(lines[at:end])), end + 1
-
-
-def _indented(lines: list[str], at: int) -> tuple[Block, int]:
-    end = at
-    while end < len(lines) and (
-        lines[end].startswith("    ") or not lines[end].strip()
-    ):
-        end += 1
-    code = "\n".join(line[4:] for line in lines[at:end])
-    return Block(kind="code", text=code.rstrip()), end
-
-
-def _list(lines: list[str], at: int) -> tuple[Block, int]:
-    items: list[str] = []
-    while at < len(lines) and lines[at].strip():
-        bullet = _BULLET.fullmatch(lines[at])
-        if bullet:
-            items.append(bullet["text"])
-        else:
-            items[-1] += " " + lines[at].strip()
-        at += 1
-    return Block(kind="list", items=tuple(spans(item) for item in items)), at
-
-
-def _paragraph(lines: list[str], at: int) -> tuple[Block, int]:
-    end = at + 1
-    while end < len(lines) and not _starts_block(lines[end]):
-        end += 1
-    text = " ".join(line.strip() for line in lines[at:end])
-    return Block(kind="paragraph", items=(spans(text),)), end
-
-
-def _starts_block(line: str) -> bool:
-    return (
-        not line.strip()
-        or line.lstrip().startswith("```")
-        or _HEADING.fullmatch(line) is not None
-        or _BULLET.fullmatch(line) is not None
-    )
+def _block(kind: str, text: str) -> Block:
+    if kind == "heading":
+        return Block(kind="heading", text=text)
+    if kind == "code":
+        return Block(kind="code", text=re.sub("^    ", "", text, flags=re.MULTILINE))
+    items = text.removeprefix("- ").split("\n- ") if kind == "list" else [text]
+    found = tuple(spans(" ".join(item.split())) for item in items)
+    return Block(kind="list" if kind == "list" else "paragraph", items=found)
