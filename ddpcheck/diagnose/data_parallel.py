@@ -358,9 +358,9 @@ def _unknown(
 ) -> Finding:
     """Returns the finding of an unknown cause."""
     facts_of_one = outcome.reference.facts
-    wrong = [q for q in (run.gradients, run.weights, run.buffers) if q.mismatched]
-    worst = next((q.worst for q in wrong), None)
-    link = "update" if wrong and wrong[0] is run.weights else "forward"
+    worst = run.worst
+    is_update = run.weights.mismatched and not run.gradients.mismatched
+    link = "update" if is_update else "forward"
     facts = []
     if worst is not None:
         facts.append(

@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from ddpcheck.diagnose.facts.server_case import ServerCase
-from ddpcheck.diagnose.facts.text import number
+from ddpcheck.diagnose.facts.text import number, worst_of
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.diagnose.registry import SERVER_RULES, asked
 from ddpcheck.diagnose.rules import ps_reduce_mismatch
@@ -116,15 +116,7 @@ def _both(spec: RunSpec) -> list[RunSpec]:
 def unknown(outcome: RunOutcome, run: Run, index: int) -> Finding:
     """Returns an honest finding."""
     facts = [f"rank {f.rank}: {f.summary}" for f in run.faults[:1]]
-    worst = next(
-        (q.worst for q in (run.gradients, run.weights, run.buffers) if q.mismatched),
-        None,
-    )
-    if worst is not None:
-        facts.append(
-            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
-            f"{number(worst.rel_diff)}"
-        )
+    facts += worst_of(run)
     if _clips(outcome):
         facts.append(
             "each worker clips its own gradient before it is pushed, and DDP's ranks "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.diagnose.facts.text import number
+from ddpcheck.diagnose.facts.text import worst_of
 from ddpcheck.report.data import Finding, Run, Tolerance
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import mode_of
@@ -81,18 +81,11 @@ def said(finding: Finding, few: int, many: int) -> Finding:
 
 def unknown(run: Run, indices: list[int]) -> Finding:
     """Returns the finding for a divergence that does not occur with few ranks."""
-    parts = (run.gradients, run.weights, run.buffers)
-    worst = next((q.worst for q in parts if q.mismatched and q.worst), None)
     facts = [f"rank {f.rank}: {f.summary}" for f in run.faults[:1]]
-    if worst is not None:
-        facts.append(
-            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
-            f"{number(worst.rel_diff)}"
-        )
     return Finding(
         slug="unknown",
         link="update" if run.gradients.mismatched == 0 else "loss",
         runs=tuple(indices),
         summary="the cause is unknown; simulated ranks diverge, few real ones do not",
-        facts=tuple(facts),
+        facts=(*facts, *worst_of(run)),
     )

@@ -109,6 +109,12 @@ class Run:
     faults: tuple[Fault, ...] = ()
     seconds: float = 0.0
 
+    @property
+    def worst(self) -> Difference | None:
+        """The worst tensor of the first judged quantity that differs, if any does."""
+        judged: list[Quantity] = [getattr(self, name) for name in JUDGED]
+        return next((q.worst for q in judged if q.mismatched and q.worst), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:

@@ -88,7 +88,8 @@ class Intervention:
     @property
     def listed(self) -> tuple[str, ...]:
         """The names that its sentence lists."""
-        return ()
+        found: tuple[str, ...] = getattr(self, "names", ())
+        return found
 
     @property
     def place(self) -> Place:
@@ -306,11 +307,6 @@ class SyncBatchNorm(Intervention):
     )
     names: tuple[str, ...] = ()
 
-    @property
-    def listed(self) -> tuple[str, ...]:
-        """The names of the modules."""
-        return self.names
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalModule(Intervention):
@@ -433,11 +429,6 @@ class ScaleGradients(Scale):
     )
     names: tuple[str, ...] = ()
 
-    @property
-    def listed(self) -> tuple[str, ...]:
-        """The names of the parameters."""
-        return self.names
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOutputs(Scale):
@@ -496,11 +487,6 @@ class AverageGradients(Intervention):
         "backward", "the gradients of {names} averaged over ranks"
     )
     names: tuple[str, ...]
-
-    @property
-    def listed(self) -> tuple[str, ...]:
-        """The names of the parameters."""
-        return self.names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -604,11 +590,6 @@ class Substitute(Intervention):
     def meaning(self) -> Meaning:
         """What it does at its boundary."""
         return _BOUNDARIES[self.boundary]
-
-    @property
-    def listed(self) -> tuple[str, ...]:
-        """The names of the modules."""
-        return self.names
 
 
 Interventions = tuple[Intervention, ...]

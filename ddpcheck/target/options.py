@@ -48,7 +48,7 @@ class Setting:
     """
 
     name: str
-    section: Literal["runs", "compared", "causes", "written"]
+    section: Literal["runs", "compared", "causes", "written"] = "runs"
     help: str
     metavar: str
     expected: str | Callable[[], str]
@@ -207,7 +207,6 @@ def _limits() -> str:
 SETTINGS = (
     Setting(
         name="world_sizes",
-        section="runs",
         help="numbers of ranks; those of 2,4,8 that divide the batch",
         metavar="2,4,8",
         expected="whole numbers from 1, separated by commas",
@@ -218,7 +217,6 @@ SETTINGS = (
     ),
     Setting(
         name="modes",
-        section="runs",
         help="DataParallel, DistributedDataParallel; also: ps",
         metavar="dp,ddp",
         expected="names of modes, separated by commas",
@@ -230,7 +228,6 @@ SETTINGS = (
     ),
     Setting(
         name="ps_reduce",
-        section="runs",
         help="mean or sum of gradients, in a parameter server (ps)",
         metavar="mean",
         expected=_or(REDUCTIONS),
@@ -241,7 +238,6 @@ SETTINGS = (
     ),
     Setting(
         name="simulate",
-        section="runs",
         help="large world sizes of DDP, simulated in one process",
         metavar="256,1024",
         expected="whole numbers from 1, separated by commas",
@@ -252,7 +248,6 @@ SETTINGS = (
     ),
     Setting(
         name="batch_norm",
-        section="runs",
         help="asis, local, sync, frozen",
         metavar="asis,sync",
         expected=_some(BATCH_NORM_MODES),
@@ -263,7 +258,6 @@ SETTINGS = (
     ),
     Setting(
         name="loss",
-        section="runs",
         help="asis, or built-in: mean, sum, masked, iou",
         metavar="asis",
         expected=_some(LOSSES),
@@ -274,7 +268,6 @@ SETTINGS = (
     ),
     Setting(
         name="noise",
-        section="runs",
         help="asis, or sample: dropout depends on the sample only",
         metavar="asis",
         expected="asis or sample",
@@ -285,7 +278,6 @@ SETTINGS = (
     ),
     Setting(
         name="steps",
-        section="runs",
         help="training steps of every run",
         metavar="3",
         expected="a whole number from 1",
@@ -296,7 +288,6 @@ SETTINGS = (
     ),
     Setting(
         name="dtype",
-        section="runs",
         help="auto, float64, float32, bfloat16, float16",
         metavar="auto",
         expected=_or(DTYPES),
@@ -307,7 +298,6 @@ SETTINGS = (
     ),
     Setting(
         name="device",
-        section="runs",
         help="auto, cpu, cuda",
         metavar="auto",
         expected=_or(DEVICES),
@@ -352,7 +342,6 @@ SETTINGS = (
     ),
     Setting(
         name="timeout_s",
-        section="runs",
         help="time limit of the import and of every run; if it is\n"
         "not given, slow ranks get more",
         metavar="60",
@@ -364,7 +353,6 @@ SETTINGS = (
     ),
     Setting(
         name="max_memory",
-        section="runs",
         help="refuse runs that need more; default: free memory",
         metavar="GIB",
         expected="GiB, above 0",
@@ -375,7 +363,6 @@ SETTINGS = (
     ),
     Setting(
         name="seed",
-        section="runs",
         help="seed of every run",
         metavar="0",
         expected="a whole number from 0 to 2147483647",

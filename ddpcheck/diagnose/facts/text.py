@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpcheck.errors.problem import cut
+from ddpcheck.report.data import Run
 
 # The first line of code that multiplies by W: one process has no group.
 WORLD = "world = dist.get_world_size() if dist.is_initialized() else 1\n"
@@ -38,6 +39,15 @@ def number(value: float, digits: int = 3) -> str:
     ('0.5', '1.33', '2')
     """
     return f"{value:.{digits}g}"
+
+
+def worst_of(run: Run) -> list[str]:
+    """Returns a sentence on the worst tensor of what is judged, none without one."""
+    worst = run.worst
+    if worst is None:
+        return []
+    size = number(worst.rel_diff)
+    return [f"worst: {worst.name} in step {worst.step + 1}, relative difference {size}"]
 
 
 def listed(values: Iterable[float], digits: int = 3) -> str:

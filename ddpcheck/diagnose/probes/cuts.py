@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ddpcheck.diagnose.probes.hooks import module_of
 from ddpcheck.diagnose.probes.rows import num_blocks
 from ddpcheck.run.intervention import Output
 from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.process import graphs
 from ddpcheck.run.process.replacing import replaced
 
 Place = tuple[int, str]  # (micro-batch, key)
@@ -218,19 +220,9 @@ def _passed_on(node: Any) -> Tensor | None:
 
 def _variables(node: Any) -> tuple[list[Tensor], bool]:
     """Returns the variables behind a node, and whether these are all."""
-    found: list[Tensor] = []
-    seen: set[Any] = set()
-    open_nodes = [node]
-    while open_nodes and len(seen) < _MAX_NODES:
-        node = open_nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.append(variable)
-        open_nodes += [following for following, _ in node.next_functions]
-    return found, not open_nodes
+    behind = list(islice(graphs.nodes([node]), _MAX_NODES))
+    variables = (getattr(each, "variable", None) for each in behind)
+    return [v for v in variables if v is not None], len(behind) < _MAX_NODES
 
 
 class _Replaced(torch.autograd.Function):

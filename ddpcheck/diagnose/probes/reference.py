@@ -41,7 +41,7 @@ from ddpcheck.run.model.names import Names, shortener
 from ddpcheck.run.model.noise import DrawCounter
 from ddpcheck.run.modes.jobs.batches import batches_of
 from ddpcheck.run.observe import countables, external_state
-from ddpcheck.run.process import compiling, isolation
+from ddpcheck.run.process import compiling, graphs, isolation
 from ddpcheck.run.process.loading import borrowed
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.run.steps import batch_size
@@ -532,7 +532,7 @@ def injected_by(model: nn.Module, output: Any) -> Injected:
     outputs, such parameters still get a gradient. The graph of the output is kept.
     """
     outputs = [t for t in tree.held(output) if t.requires_grad]
-    behind = _nodes(t.grad_fn for t in outputs)
+    behind = graphs.nodes(t.grad_fn for t in outputs)
     own = [n for n in behind if isinstance(n, BackwardCFunction)]  # Python functions
     if not own:
         return Injected()
@@ -559,16 +559,4 @@ def injected_by(model: nn.Module, output: Any) -> Injected:
 def _are_of_scores(own: Iterable[Any]) -> bool:
     """Returns whether the input of a function is computed from probabilities."""
     given = (n for node in own for n, _ in node.next_functions)
-    return any(type(n).__name__.startswith(_OF_SCORES) for n in _nodes(given))
-
-
-def _nodes(begin: Iterable[Any]) -> Iterator[Any]:
-    """Yields the nodes of a graph, each once."""
-    waiting = [node for node in begin if node is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        further = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= further
-        waiting += further
+    return any(type(n).__name__.startswith(_OF_SCORES) for n in graphs.nodes(given))

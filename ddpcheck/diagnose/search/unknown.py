@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from ddpcheck.diagnose.facts import rows, unlike
 from ddpcheck.diagnose.facts.case import Case
 from ddpcheck.diagnose.facts.events import common_factor, ranks_disagree
-from ddpcheck.diagnose.facts.text import names, number
+from ddpcheck.diagnose.facts.text import names, number, worst_of
 from ddpcheck.report.data import Finding, RuledOut, Start
 from ddpcheck.run.session import assemble
 
@@ -68,23 +68,11 @@ def _moment(case: Case) -> rows.Moment | None:
 
 
 def _facts(case: Case, moment: rows.Moment | None, start: Start | None) -> list[str]:
-    worst = next(
-        (
-            q.worst
-            for q in (case.run.gradients, case.run.weights, case.run.buffers)
-            if q.mismatched and q.worst
-        ),
-        None,
-    )
     facts = [*_samples(moment), *_first(case), *unlike.held_otherwise(case)]
     more = [found.text for found in unlike.first_states(case)]
     more += unlike.reduced_over(case)
     facts += [text for text in more if start is None or text != start.text]
-    if worst is not None:
-        facts.append(
-            f"worst: {worst.name} in step {worst.step + 1}, relative difference "
-            f"{number(worst.rel_diff)}"
-        )
+    facts += worst_of(case.run)
     factor = common_factor(case)
     if factor is not None:
         facts.append(

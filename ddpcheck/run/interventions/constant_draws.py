@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddpcheck.run import private
 from ddpcheck.run.observe import external_state
+from ddpcheck.run.process.modes import DispatchMode
 from ddpcheck.run.process.replacing import all_replaced
 
 # The constant of each distribution, from its parameters: its middle or first value.
@@ -163,18 +163,15 @@ def constant_draws(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class ConstantDraws(private.DispatchMode):
+class ConstantDraws(DispatchMode):
     """Replaces the results of random operations that it knows."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation and overwrites its random numbers by constants."""
-        del types
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if _RANDOM not in func.tags:
             return result
         name = str(func.__name__).partition(".")[0]

@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
+from ddpcheck.run.process import graphs
 from ddpcheck.run.process.replacing import replaced
 
 # On a DDP object: the names of the attributes that its constructor gave it.
@@ -349,15 +350,8 @@ def leaves(outputs: Iterable[Tensor]) -> dict[int, Tensor]:
     """Returns the leaves on which outputs depend, by their ids."""
     given = list(outputs)
     found = {id(t): t for t in given if t.grad_fn is None}
-    open_nodes: list[Any] = [t.grad_fn for t in given]
-    seen: set[Any] = set()
-    while open_nodes:
-        node = open_nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graphs.nodes(t.grad_fn for t in given):
         variable = getattr(node, "variable", None)
         if variable is not None:
             found[id(variable)] = variable
-        open_nodes += [following for following, _ in node.next_functions]
     return found

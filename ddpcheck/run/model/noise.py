@@ -31,13 +31,14 @@ from ddpcheck.run.model import draws
 from ddpcheck.run.model.draws import NoiseMismatchError, Shape
 from ddpcheck.run.process import callers
 from ddpcheck.run.process.isolation import seed_torch
+from ddpcheck.run.process.modes import DispatchMode
 
 # Held from seeding, which reaches all devices, to drawing: replicas draw in threads.
 _TURN = threading.RLock()
 _LOADERS_FRAMES = 12  # of a sampler's own code above a draw, and of the mode's
 
 
-class DrawCounter(private.DispatchMode):
+class DrawCounter(DispatchMode):
     """Counts random operations; has the shapes of those with an explicit generator.
 
     Also records the seeds of these generators. Draws of data loaders and samplers are
@@ -45,7 +46,7 @@ class DrawCounter(private.DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
         self.own: list[Shape] = []
         self.seeds: set[int] = set()
@@ -65,14 +66,10 @@ class DrawCounter(private.DispatchMode):
             self.count, self.seeds = count, seeds
             del self.own[own:]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation; notes whether it is random."""
-        del types
-        kwargs = kwargs or {}
         is_drawn = draws.is_random(func, args, kwargs)
-        if is_drawn and not _is_loaders(callers.frame(1)):
+        if is_drawn and not _is_loaders(callers.frame(2)):
             self.count += 1
             if draws.is_own_draw(func, args, kwargs):
                 self.own.append(draws.result_shape(func, args))
@@ -91,7 +88,7 @@ def _is_loaders(frame: FrameType | None) -> bool:
     return False
 
 
-class SampleNoise(private.DispatchMode):
+class SampleNoise(DispatchMode):
     """Draws for the global batch, keeps the rows of this shard.
 
     Args:
@@ -117,7 +114,7 @@ class SampleNoise(private.DispatchMode):
     ) -> None:
         if not private.DISPATCHES:
             raise _not_here()
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.base = (seed * 1_000_003 + step) * 100_003
         self.expected = shapes
         self.shapes: list[Shape | None] = []
@@ -132,12 +129,8 @@ class SampleNoise(private.DispatchMode):
         self.stream: int | None = None
         self._left, self._own = 0, 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation, with the global batch's numbers if it is random."""
-        del types
-        kwargs = kwargs or {}
         is_drawn = draws.is_random(func, args, kwargs)
         if not is_drawn or draws.has_generator(args, kwargs):
             return func(*args, **kwargs)
@@ -274,12 +267,8 @@ class GlobalDraws(SampleNoise):
         self.rank, self.world_size, self.samples = rank, world_size, samples
         self.known = known
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation; with a generator it draws the global batch's numbers."""
-        del types
-        kwargs = kwargs or {}
         if not draws.is_own_draw(func, args, kwargs):
             return func(*args, **kwargs)
         self.size = self.samples()

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dnn
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ddpcheck.compare import tree
 from ddpcheck.run import private
 from ddpcheck.run.process import callers
+from ddpcheck.run.process.modes import FunctionMode
 from ddpcheck.run.process.replacing import functions_run_by, replaced
 
 # Functions that need the count itself: they compare it or return its type.
@@ -36,7 +36,7 @@ _FUNCTIONS = torch.autograd.Function.__module__
 _DEPTH = 12  # of frames between a collective and an autograd function that calls it
 
 
-class _Means(TorchFunctionMode):
+class _Means(FunctionMode):
     """Computes with the means of sums over ranks, whatever computes with the sums."""
 
     def __init__(self) -> None:
@@ -62,11 +62,8 @@ class _Means(TorchFunctionMode):
         """Takes the sum over ranks of whole numbers as one from here on."""
         self._sums[id(summed)] = weakref.ref(summed)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
         name = getattr(func, "__name__", "")
         if not self._sums or name in _KEEP:
             return func(*args, **kwargs)

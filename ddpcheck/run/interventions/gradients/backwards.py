@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddpcheck.run.process import graphs
 from ddpcheck.run.process.replacing import replaced
 
 _MAX_NODES = 20_000  # of autograd's graph: a large one has parameters early on
@@ -84,18 +86,12 @@ def trains(tensors: Any) -> bool:
     detached the tensor from the model to use its gradient itself.
     """
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    open_nodes = [t.grad_fn for t in roots if isinstance(t, Tensor)]
-    seen: set[Any] = set()
+    behind = graphs.nodes(t.grad_fn for t in roots if isinstance(t, Tensor))
     has_leaves = False
-    while open_nodes and len(seen) < _MAX_NODES:
-        node = open_nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in islice(behind, _MAX_NODES):
         leaf = getattr(node, "variable", None)
         is_recomputed = type(node).__name__.startswith("CheckpointFunction")
         if isinstance(leaf, nn.Parameter) or is_recomputed:
             return True
         has_leaves |= leaf is not None
-        open_nodes += [following for following, _ in node.next_functions]
-    return bool(open_nodes) or not has_leaves
+    return next(behind, None) is not None or not has_leaves

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ddpcheck.compare import tree
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.names import shortener
 from ddpcheck.run.observe.external_state import tensors_in_attributes
+from ddpcheck.run.process.modes import FunctionMode
 from ddpcheck.run.process.replacing import hooked
 
 # Attribute access and bookkeeping need the parameter itself.
@@ -67,20 +67,18 @@ def scaled_parameters(
         yield
 
 
-class _DirectUse(TorchFunctionMode):
+class _DirectUse(FunctionMode):
     def __init__(self, owners: dict[int, nn.Module], factor: float) -> None:
         super().__init__()
         self.owners, self.factor = owners, factor
         self.running: list[nn.Module] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
         if getattr(func, "__name__", "") in _NOT_USES:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         new = [self._scaled(a) for a in args]
-        return func(*new, **(kwargs or {}))
+        return func(*new, **kwargs)
 
     def _scaled(self, value: Any) -> Any:
         owner = self.owners.get(id(value))
@@ -139,7 +137,7 @@ _CONSTANT = {"zeros", "ones", "full", "eye", "arange", "linspace"}
 _OUT_OF_PLACE = {"add_": torch.add, "sub_": torch.sub}
 
 
-class _Terms(TorchFunctionMode):
+class _Terms(FunctionMode):
     """Tracks the tensors that are computed without data, in all torch functions."""
 
     def __init__(self, model: nn.Module, factor: float) -> None:
@@ -150,11 +148,8 @@ class _Terms(TorchFunctionMode):
         for tensor in (*contents.tensors(model), *kept):
             self._add(tensor)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
         operands = tree.held((args, kwargs))
         free = [t for t in operands if self._is_free(t)]
         if len(free) < len(operands):

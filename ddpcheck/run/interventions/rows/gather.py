@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ddpcheck.compare import tree
 from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.process import graphs
 
 
 @dataclass(slots=True)
@@ -170,15 +171,9 @@ def alone_with_backward(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def _hide_behind(output: Any) -> None:
     """Hides the group from the backward of autograd functions behind an output."""
-    seen: set[Any] = set()
-    nodes = [t.grad_fn for t in tree.held(output) if t.grad_fn is not None]
-    while nodes:
-        node = nodes.pop()
-        # Nodes before the gathered rows belong to each rank alone.
-        if node in seen or node.name() in _OWN_NODES:
-            continue
-        seen.add(node)
-        nodes += [n for n, _ in node.next_functions if n is not None]
+    # Nodes before the gathered rows belong to each rank alone.
+    begin = [t.grad_fn for t in tree.held(output)]
+    for node in list(graphs.nodes(begin, ends=_OWN_NODES)):
         if isinstance(node, BackwardCFunction):  # of a function in Python
             _hide_from(node)
 

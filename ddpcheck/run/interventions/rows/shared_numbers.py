@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ddpcheck.run import private
 from ddpcheck.run.interventions.gradients import backwards
@@ -32,6 +31,7 @@ from ddpcheck.run.interventions.rows.gather import (
     rows_of_ranks,
 )
 from ddpcheck.run.model import contents
+from ddpcheck.run.process.modes import FunctionMode
 
 # Functions that reduce rows, and where among their arguments the dimension stands.
 _REDUCE = {
@@ -57,7 +57,7 @@ _TAKEN = {*_REDUCE, "detach"}
 _MOST_LOSSES = 64  # of as many tasks, or parts
 
 
-class _OfAllRows(TorchFunctionMode):
+class _OfAllRows(FunctionMode):
     """Reduces the rows of all ranks, except during backward, where DDP communicates."""
 
     def __init__(self, rows: Callable[[], int], model: nn.Module) -> None:
@@ -65,11 +65,8 @@ class _OfAllRows(TorchFunctionMode):
         self._rows, self._model = rows, model
         self._is_backward = False
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
         name = getattr(func, "__name__", "")
         if name in _TAKEN and not self._is_backward and args:
             with private.no_torch_function():
@@ -140,7 +137,7 @@ _READS = {"item", "bool", "float", "int"}
 _COMPARES = {"lt", "le", "gt", "ge"}
 
 
-class _SharedNumbers(TorchFunctionMode):
+class _SharedNumbers(FunctionMode):
     """Returns numbers of all ranks, except during backward, where DDP communicates."""
 
     def __init__(self, *, sums: bool) -> None:
@@ -148,18 +145,16 @@ class _SharedNumbers(TorchFunctionMode):
         self.sums = sums
         self.is_backward = False
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
         name = getattr(func, "__name__", "").strip("_")
         asks = name in _READS | _COMPARES and not self.is_backward
         if not asks or not all(map(_is_a_number, args)):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         with private.no_torch_function():
             of_all = _sum_or_mean if self.sums and name != "bool" else _of_all
             told = [of_all(value, is_condition=name == "bool") for value in args]
-            return func(*told, **(kwargs or {}))
+            return func(*told, **kwargs)
 
     def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Runs a backward; then the tensors it started from are the mean over ranks."""

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 
 from ddpcheck.compare import tree
 from ddpcheck.compare.trace import Reader
-from ddpcheck.run import intervention, private
+from ddpcheck.run import intervention
 from ddpcheck.run.facts import Group, Members, of_trace
 from ddpcheck.run.intervention import GlobalLoss, GlobalLossOfOutputs
 from ddpcheck.run.interventions import apply as fixes
@@ -31,6 +31,7 @@ from ddpcheck.run.interventions.rows import global_batch
 from ddpcheck.run.interventions.substitutes import addends, orders
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
+from ddpcheck.run.process.modes import DispatchMode
 from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.record import flattened
 from ddpcheck.run.record.facts import reference_start
@@ -178,7 +179,7 @@ def substituted_writes(
         yield
 
 
-class _Writes(private.DispatchMode):
+class _Writes(DispatchMode):
     """Sets buffers to single-process values after operations that write to them."""
 
     def __init__(
@@ -188,17 +189,13 @@ class _Writes(private.DispatchMode):
         step: Callable[[], int],
         modules: Container[str],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._model, self._names = model, Names(model)
         self._reader, self._step, self._modules = reader, step, modules
         self._first = {n: b.clone() for n, b in self._buffers().items()}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation; its schema names the arguments that it writes to."""
-        del types
-        kwargs = kwargs or {}
         made = func(*args, **kwargs)
         schema = getattr(func, "_schema", None)
         for place, argument in enumerate(getattr(schema, "arguments", ())):

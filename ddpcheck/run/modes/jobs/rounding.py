@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ddpcheck.compare import tree
-from ddpcheck.run import private
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents, draws
+from ddpcheck.run.process.modes import DispatchMode
 
 _FACTOR = 3.0  # not a power of two, so every product rounds differently
 _FEW = 8  # values that distinguish a copy from a computation
@@ -78,7 +78,7 @@ def _near_one(tensor: Tensor, size: float, seed: int) -> Tensor:
     return 1 + (2 * draw - 1).to(tensor) * size
 
 
-class Precision(private.DispatchMode):
+class Precision(DispatchMode):
     """Records the lowest precision in which any operation computes.
 
     Args:
@@ -87,16 +87,13 @@ class Precision(private.DispatchMode):
     """
 
     def __init__(self, *, reround: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.reround = reround
         self.epsilon = 0.0  # of a dtype: the distance of 1 and the next number
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the operation and inspects its result."""
-        del types
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for tensor in tree.held(result):
             if tensor.is_floating_point():
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
