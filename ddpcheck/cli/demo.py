@@ -94,8 +94,7 @@ def _import(pool: Pool) -> None:
         problem = preload_problem(error, "the demo")
         if problem is not None:
             raise UsageError(problem) from error
-        message = f"importing torch {error.kind}"
-        raise CannotCheckError(message, error.detail) from error
+        raise CannotCheckError(f"importing torch {error.kind}", error.detail) from error
 
 
 def _check(pool: Pool, path: Path, progress: Progress) -> Report:

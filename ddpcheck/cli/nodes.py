@@ -195,8 +195,7 @@ class Follower:
             message = f"rank {self.group.rank} does not reach rank 0 by {place}"
             raise CannotCheckError(message, "")
         if code is None:
-            message = f"rank {self.group.rank}: rank 0 has gone"
-            raise CannotCheckError(message, "")
+            raise CannotCheckError(f"rank {self.group.rank}: rank 0 has gone", "")
         return code
 
     def leave(self, code: int) -> int:

@@ -360,12 +360,10 @@ def from_json(text: str) -> Report:
     try:
         plain = json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"not JSON: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"not JSON: {error}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
-        message = f"expected a report of format {FORMAT}, found {found!r}"
-        raise ValueError(message)
+        raise ValueError(f"expected a report of format {FORMAT}, found {found!r}")
     try:
         report: Report = _from_plain(Report, plain)
     except (TypeError, KeyError, AttributeError) as error:
@@ -395,8 +393,7 @@ def _from_plain(kind: Any, value: Any) -> Any:
         known = {f.name for f in dataclasses.fields(kind)}
         unknown = set(value) - known
         if unknown:
-            message = f"{kind.__name__} has no {min(unknown)!r}"
-            raise TypeError(message)
+            raise TypeError(f"{kind.__name__} has no {min(unknown)!r}")
         return kind(**{key: _from_plain(hints[key], value[key]) for key in value})
     args = get_args(kind)
     if value is None:

@@ -243,8 +243,7 @@ def render(report: Report, form: str, wanted: Outputs | None = None) -> str:
         return github.to_annotations(report)
     if form == "terminal":
         return terminal(report, wanted or Outputs(), "")
-    message = f"no form of a report: {form!r}"
-    raise ValueError(message)
+    raise ValueError(f"no form of a report: {form!r}")
 
 
 def _pages(report: Report) -> Mapping[str, str]:

@@ -180,8 +180,7 @@ def filled() -> Iterator[None]:
 
 def _run_empty(forward: Callable[..., Any], last: list[tuple[Any, Any, Any]]) -> None:
     if not last:
-        message = "a rank has no batch that it could run with a loss of 0"
-        raise RuntimeError(message)
+        raise RuntimeError("a rank has no batch that it could run with a loss of 0")
     model, args, kwargs = last[0]
     with torch.enable_grad():
         outputs = [

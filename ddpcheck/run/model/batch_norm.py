@@ -42,8 +42,7 @@ class SynchronizedBatchNorm(BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
         if input.dim() < 2:  # noqa: PLR2004
-            message = f"expected at least 2 dimensions, found {input.dim()}"
-            raise ValueError(message)
+            raise ValueError(f"expected at least 2 dimensions, found {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         """Returns the normalised input."""

@@ -129,8 +129,7 @@ class Mode:
     def __post_init__(self) -> None:
         """Refuses a choice of --modes whose divergences no search would explain."""
         if self.is_choice and not self.explained_by:
-            message = f"mode {self.name} is a choice and needs `explained_by`"
-            raise ValueError(message)
+            raise ValueError(f"mode {self.name} is a choice and needs `explained_by`")
 
     def processes(self, world_size: int) -> int:
         """Returns how many processes a run has, 0 for one without a process group."""

@@ -269,8 +269,7 @@ class _Worker:
             return
         if optimizer is not self.optimizer:
             kind = type(optimizer).__name__
-            message = f"the step updates by an optimizer of its own ({kind})"
-            raise RefusedError(message)
+            raise RefusedError(f"the step updates by an optimizer of its own ({kind})")
         if any(given is not None for given in (*args[1:], *kwargs.values())):
             message = "optimizer.step is given a closure, which computes its gradients"
             raise RefusedError(message)
@@ -428,8 +427,7 @@ _is_built = threading.Event()
 
 def _pulled(timeout_s: float) -> Nested:
     if not _is_built.wait(timeout_s):
-        message = "the parameter server has no model yet"
-        raise TimeoutError(message)
+        raise TimeoutError("the parameter server has no model yet")
     return _servers[-1].weights()
 
 

@@ -126,8 +126,7 @@ def candidates(context: Context, *, runs: list[dict[str, Any]]) -> None:
             raise UsageError(result.problem)
         if result.raised is not None:
             raised = result.raised
-            message = f"{raised.type_name}: {raised.message}\n{raised.stack}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"{raised.type_name}: {raised.message}\n{raised.stack}")
         context.emit((steps, result))
 
 

@@ -479,8 +479,7 @@ def _check_dtypes(
     """
     for name, parameter in parameters.items():
         if parameter.dtype != before.get(name, parameter.dtype):
-            message = f"its forward casts {name} to {parameter.dtype}"
-            raise DtypeRefusedError(message)
+            raise DtypeRefusedError(f"its forward casts {name} to {parameter.dtype}")
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

@@ -153,8 +153,7 @@ def _build(
     given = bound.arguments
     for name, usual in _PLAIN.items():
         if given.get(name, usual) is not usual:
-            message = f"DistributedDataParallel is given {name}"
-            raise NotSimulatedError(message)
+            raise NotSimulatedError(f"DistributedDataParallel is given {name}")
     module = given["module"]
     nn.Module.__init__(self)
     self.module = module
@@ -223,8 +222,7 @@ def _state_of_copy(self: Any) -> dict[str, Any]:
 
 def _forward_of_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
     if self.broadcast_buffers and any(True for _ in self.module.buffers()):
-        message = "a copy of DistributedDataParallel sends its buffers"
-        raise NotSimulatedError(message)
+        raise NotSimulatedError("a copy of DistributedDataParallel sends its buffers")
     if torch.is_grad_enabled():
         message = "a copy of DistributedDataParallel is called with gradients"
         raise NotSimulatedError(message)
@@ -232,8 +230,7 @@ def _forward_of_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse_hook(*_: Any, **__: Any) -> None:
-    message = "a communication hook changes what DDP reduces"
-    raise NotSimulatedError(message)
+    raise NotSimulatedError("a communication hook changes what DDP reduces")
 
 
 def _set_static_graph(self: Any) -> None:
