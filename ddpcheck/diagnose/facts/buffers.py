@@ -199,8 +199,7 @@ def _step(number: int) -> str:
 
 def _in_forward(case: Case, modules: tuple[str, ...]) -> bool:
     """Returns whether the model's forward writes buffers of any of the modules."""
-    ranks = case.probed.ranks if case.probed else ()
-    return any(set(rank.written) & set(modules) for rank in ranks)
+    return any(set(rank.written) & set(modules) for rank in case.probed_ranks)
 
 
 def read_at_once(case: Case, *, sent: bool) -> Proposal | None:
@@ -215,7 +214,7 @@ def read_at_once(case: Case, *, sent: bool) -> Proposal | None:
     if that is not so.
     """
     owner = wrong_at_once(case)
-    ranks = case.probed.ranks if case.probed else ()
+    ranks = case.probed_ranks
     if any(rank.written_parameters for rank in ranks):
         return None  # state/forward-writes-parameter: a buffer may be made with them
     if owner is None or owner.are_broadcast != sent:

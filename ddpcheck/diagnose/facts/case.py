@@ -13,6 +13,7 @@ from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Cut,
     ModuleCall,
+    RankEvidence,
     StepEvidence,
     combined,
 )
@@ -54,6 +55,11 @@ class Case:
     experiments: dict[Experiment, Run] = field(default_factory=dict)
     probe_failed: str = ""  # why `probed` is None
     is_part: bool = False  # a part of the loss alone: search/components.py
+
+    @property
+    def probed_ranks(self) -> tuple[RankEvidence, ...]:
+        """What each rank measured, nothing without probes."""
+        return self.probed.ranks if self.probed else ()
 
     @property
     def world_size(self) -> int:
@@ -192,12 +198,12 @@ class Case:
         )
         if found is not None:
             return found
-        return [combined(r.cuts) for r in self.probed.ranks] if self.probed else []
+        return [combined(r.cuts) for r in self.probed_ranks]
 
     def micro_ratios(self) -> dict[tuple[int, int], tuple[float, float]]:
         """Returns (ratio, residual) by (rank, micro-batch) for steps with several."""
         found: dict[tuple[int, int], tuple[float, float]] = {}
-        for rank in self.probed.ranks if self.probed else ():
+        for rank in self.probed_ranks:
             for number in sorted({c.micro for c in rank.cuts}):
                 cuts = [c for c in rank.cuts if c.micro == number]
                 found[rank.rank, number] = combined(cuts)
@@ -303,8 +309,7 @@ class Case:
         return found.only(keys)
 
     def _wrong_cuts(self) -> list[Cut]:
-        ranks = self.probed.ranks if self.probed else ()
-        return [c for rank in ranks for c in rank.cuts if self._is_wrong(c)]
+        return [c for rank in self.probed_ranks for c in rank.cuts if self._is_wrong(c)]
 
     def _is_wrong(self, cut: Cut) -> bool:
         world = self.world_size
@@ -318,7 +323,7 @@ class Case:
 
     def rank_losses(self) -> list[float | None]:
         """Returns the ranks' losses on the reference's own outputs."""
-        return [r.loss for r in self.probed.ranks] if self.probed else []
+        return [r.loss for r in self.probed_ranks]
 
     @property
     def losses_replicate(self) -> bool:
@@ -356,7 +361,7 @@ class Case:
 
         0 if their results reach no gradient of any rank.
         """
-        ranks = self.probed.ranks if self.probed else ()
+        ranks = self.probed_ranks
         if not any(r.asks_others for r in ranks):
             return 0
         return max((r.collectives for r in ranks), default=0)
@@ -367,7 +372,7 @@ class Case:
 
         Gradients may, too: on a norm for clipping, or on a count that divides them.
         """
-        ranks = self.probed.ranks if self.probed else ()
+        ranks = self.probed_ranks
         return any(r.collectives and "loss" in r.asks_others for r in ranks)
 
     @property

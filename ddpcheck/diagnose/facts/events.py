@@ -150,8 +150,7 @@ def is_late(events: str, callers: list[int]) -> bool:
 
 def goes_past_the_wrapper(case: Case) -> bool:
     """Returns whether a step runs backward through calls that bypass DDP's forward."""
-    ranks = case.probed.ranks if case.probed else ()
-    return any(is_backward_past(rank.events) for rank in ranks)
+    return any(is_backward_past(rank.events) for rank in case.probed_ranks)
 
 
 def is_backward_past(events: str) -> bool:
@@ -281,7 +280,7 @@ def repeats_first_inputs(case: Case) -> bool:
 
 def first_rank_is_right(case: Case) -> bool:
     """Returns whether only rank 0 gives the model the single-process rows."""
-    ranks = case.probed.ranks if case.probed else ()
+    ranks = case.probed_ranks
     told = [max((m.input_diff for m in _itself(r.modules)), default=0.0) for r in ranks]
     others = told[1:]
     return bool(others) and told[0] <= case.close < min(others)
@@ -307,8 +306,7 @@ def rewritten(case: Case, when: str) -> int | None:
 
 def written_by_the_model(case: Case) -> set[str]:
     """Returns the modules whose parameters forward writes differently on ranks."""
-    ranks = case.probed.ranks if case.probed else ()
-    written = {name for rank in ranks for name in rank.written_parameters}
+    written = {name for rank in case.probed_ranks for name in rank.written_parameters}
     return written - written_alike(case)
 
 
@@ -317,8 +315,7 @@ def written_alike(case: Case) -> set[str]:
 
     That is an average of other weights, which do not differ yet.
     """
-    ranks = case.probed.ranks if case.probed else ()
-    told = [rank.written_parameters for rank in ranks]
+    told = [rank.written_parameters for rank in case.probed_ranks]
     return {
         name
         for name in set().union(*told)

@@ -134,10 +134,9 @@ def empty_ranks(case: Case) -> list[int]:
 
 def undefined_ranks(case: Case) -> list[int]:
     """Returns the ranks whose mean is 0 / 0."""
-    ranks = case.probed.ranks if case.probed else ()
     return [
         r.rank
-        for r, (ratio, _) in zip(ranks, case.ratios(), strict=True)
+        for r, (ratio, _) in zip(case.probed_ranks, case.ratios(), strict=True)
         if not math.isfinite(ratio) or (r.loss is not None and math.isnan(r.loss))
     ]
 

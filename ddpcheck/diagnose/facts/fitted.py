@@ -53,8 +53,7 @@ def _modules(case: Case, *, by_the_model: bool) -> list[ModuleCall]:
     found = [m for m in case.diverging() if m.through_buffers and not m.is_batch_norm]
     if len(found) < len(case.diverging()) or not case.loss_is_sound:
         return []
-    ranks = case.probed.ranks if case.probed else ()
-    written = {name for rank in ranks for name in rank.written}
+    written = {name for rank in case.probed_ranks for name in rank.written}
     return found if any(m.name in written for m in found) == by_the_model else []
 
 

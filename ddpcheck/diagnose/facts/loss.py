@@ -240,7 +240,7 @@ def numbers_of_modules(case: Case) -> dict[str, tuple[float, float]]:
     """
     found: dict[str, tuple[float, float]] = {}
     calls: dict[tuple[str, int], list[tuple[tuple[float, float], ...]]] = {}
-    for rank in case.probed.ranks if case.probed else ():
+    for rank in case.probed_ranks:
         for m in rank.modules:
             calls.setdefault((m.name, m.call), []).append(m.numbers)
     for (name, _), told in calls.items():
@@ -275,7 +275,7 @@ def loss_with_collectives(case: Case) -> str:
     The loss function may get all samples and no process group; such a module must.
     """
     losses = case.rank_losses()
-    calls = [rank.modules for rank in case.probed.ranks] if case.probed else []
+    calls = [rank.modules for rank in case.probed_ranks]
     found = [
         told[0].name
         for told in zip(*calls, strict=False)
@@ -290,7 +290,7 @@ def is_made_by_the_model(case: Case) -> bool:
     """Returns whether what the whole model returns is the loss."""
     roots = [
         [n for call in rank.modules if not call.name for n, _ in call.numbers]
-        for rank in (case.probed.ranks if case.probed else ())
+        for rank in case.probed_ranks
     ]
     losses = case.rank_losses()
     return bool(losses) and roots == [[loss] for loss in losses]
@@ -309,7 +309,7 @@ def is_divided_by_counts(case: Case) -> bool | None:
 
     None if it is not known.
     """
-    told = [rank.span for rank in (case.probed.ranks if case.probed else ())]
+    told = [rank.span for rank in case.probed_ranks]
     known = [span.residual for span in told if span is not None]
     if not told or len(known) < len(told):
         return None

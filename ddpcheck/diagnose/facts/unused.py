@@ -41,5 +41,4 @@ def unused_parameters(case: Case) -> Unused:
 def reduces_by_hand(case: Case) -> bool:
     """Returns whether steps with parameters in no DDP object call collectives."""
     outside = case.outcome.facts().get("outside", [])
-    ranks = case.probed.ranks if case.probed else ()
-    return bool(outside) and any(rank.collectives for rank in ranks)
+    return bool(outside) and any(rank.collectives for rank in case.probed_ranks)

@@ -70,7 +70,7 @@ def detect(case: Case) -> Proposal | None:
 
 def _have_too_much(case: Case) -> bool:
     """Returns whether every wrong addend is at least W times too large."""
-    ranks = case.probed.ranks if case.probed else ()
+    ranks = case.probed_ranks
     cuts = [c for rank in ranks for addend in rank.addends for c in addend if c.norm]
     wrong = [c for c in cuts if abs(c.ratio / case.world_size - 1) > case.close]
     return bool(wrong) and all(

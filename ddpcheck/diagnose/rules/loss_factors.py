@@ -579,7 +579,7 @@ def proposal(case: Case, row: Row) -> Proposal:
 def detect_hidden(case: Case) -> Proposal | None:
     """Returns loss/double-world-scale for a mean's factor W in a loss with a group."""
     world, twice = case.world_size, loss.doubled(case)
-    ratios = [r.group_factor for r in case.probed.ranks] if case.probed else []
+    ratios = [r.group_factor for r in case.probed_ranks]
     if not ratios or any(f is None or abs(f / world - 1) > case.close for f in ratios):
         return None
     if twice is None or loss.is_sum(case) or case.loss_collectives:

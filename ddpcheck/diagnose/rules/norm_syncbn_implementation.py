@@ -71,7 +71,7 @@ def _detect_autograd_function(case: Case) -> Proposal | None:
     asks = [m for m in case.modules() if not m.name and m.collectives]
     wrong = case.mismatched("gradients", 0)
     is_of_some = 0 < len(wrong) < case.facts["num_tensors"]
-    ranks = case.probed.ranks if case.probed else ()
+    ranks = case.probed_ranks
     is_one = any(f.get("collectives_in_backward") for f in case.ranks)
     is_one &= not any(f.get("comm_hooks") for f in case.ranks)
     moves = any(rank.moves_rows for rank in ranks)

@@ -228,5 +228,4 @@ def draws_held(case: Case) -> bool:
 
 def draws_alike(case: Case) -> bool:
     """Returns whether these are in the same state on all ranks."""
-    ranks = case.probed.ranks if case.probed else ()
-    return len({rank.held_rng for rank in ranks}) == 1
+    return len({rank.held_rng for rank in case.probed_ranks}) == 1

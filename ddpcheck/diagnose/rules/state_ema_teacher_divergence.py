@@ -75,8 +75,7 @@ def _are_in_the_loss(case: Case, wrong: set[str]) -> bool:
 
     Inputs of the loss, such as moments of a normaliser, are no separate update.
     """
-    ranks = case.probed.ranks if case.probed else ()
-    written = {name for rank in ranks for name in rank.written_by_backward}
+    written = {name for rank in case.probed_ranks for name in rank.written_by_backward}
     owners = {name.rpartition(".")[0] for name in wrong}
     return owners <= written or any(m.writes_parameters for m in case.modules())
 

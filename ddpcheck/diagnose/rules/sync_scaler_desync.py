@@ -53,7 +53,7 @@ def _proposal(*facts: str) -> Proposal:
 
 def _of_scales(case: Case) -> str | None:
     """Returns the factors of gradients after backward, if they differ between ranks."""
-    scales = [rank.after_backward for rank in case.probed.ranks] if case.probed else []
+    scales = [rank.after_backward for rank in case.probed_ranks]
     if not scales or not all(scales) or max(scales) == min(scales):
         return None
     are_powers = all(
