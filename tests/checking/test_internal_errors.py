@@ -87,7 +87,7 @@ def test_failure_of_the_search_leaves_the_verdict_and_an_unknown_cause(
     )
     assert re.sub(r":\d+", ":N", report.warnings[-1]) == (
         "internal error of ddpcheck, please report it: NameError: name 'Search' is not "
-        "defined (engine.py:N in diagnose)"
+        "defined (engine.py:N in _search)"
     )
 
 

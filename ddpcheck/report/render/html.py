@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpcheck.errors.problem import visible
 from ddpcheck.report.data import Difference, Finding, Report, Run, faults_first
+from ddpcheck.report.pages.pages import HEADINGS
 from ddpcheck.report.render import divergence, numbers, pictures, status, wording
 from ddpcheck.report.render.divergence import Located
 
@@ -330,10 +331,10 @@ def _provenance(report: Report) -> tuple[tuple[str, str], ...]:
 
 # Code may have empty lines inside; everything else ends before one.
 _BLOCK = re.compile(
-    r"^#+ (?P<heading>.+)"
+    rf"^(?P<heading>{'|'.join(HEADINGS)})$"
     r"|(?P<code>^    .+(?:\n+    .+)*)"
-    r"|(?P<list>^- .+(?:\n(?!#).+)*)"
-    r"|(?P<paragraph>^\S.*(?:\n(?!#|- ).+)*)",
+    r"|(?P<list>^- .+(?:\n.+)*)"
+    r"|(?P<paragraph>^\S.*(?:\n(?!- ).+)*)",
     re.MULTILINE,
 )
 _SPAN = re.compile(r"(?P<code>`+)(?P<body>.+?)(?P=code)|(?P<url>https?://[^\s<>()`]+)")

@@ -403,7 +403,7 @@ def test_html_names_the_page_and_the_script() -> None:
 
 TEXT = """First line.
 
-## Fix
+Fix
 
 A mean over `n_r`
 over two lines.
