@@ -133,7 +133,6 @@ def _detect_in_step(case: Case) -> Proposal | None:
             "mix within groups of samples that sharding does not divide, or over "
             "the global batch"
         ),
-        code="",
         fixes=global_loss_fix(case),
         speculative=True,
         last_resort=1,

@@ -67,7 +67,6 @@ def detect(case: Case) -> Proposal | None:
         code_rests_on="all modules that differ are batch norms of torch"
         if len(torchs) == len(calls)
         else "",
-        safe=True,
         fixes=tuple(dict.fromkeys(fixes)),
         module=first.name,
         speculative=case.outputs_agree,

@@ -78,7 +78,6 @@ def detect_in_replicas(case: DataParallelCase) -> Proposal | None:
         ),
         fix="nothing is wrong if every replica should have its own noise; else "
         "draw before calling the model, and pass the numbers as an argument",
-        code="",
         fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
@@ -139,7 +138,6 @@ def _by_seed() -> Proposal:
         fix="nothing is wrong with training if every rank should have its own "
         "noise; for the single-process noise use the same seed, draw for the "
         "global batch and keep the rank's rows",
-        code="",
         fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
@@ -177,7 +175,6 @@ def _detect_drawn_inputs(case: Case) -> Proposal | None:
         fix="nothing is wrong with training if every sample should have its own "
         "noise; to check the rest, remove the noise, or draw for the global batch "
         "on all ranks and keep the rank's rows",
-        code="",
         fixes=(Switch.CONSTANT_DRAWS,),
         benign=True,
         speculative=True,
@@ -195,7 +192,6 @@ def _unrepeatable() -> Proposal:
             "torch's generator has the same state before and after a step",
         ),
         fix="draw from torch's generator, or remove the noise for the check",
-        code="",
     )
 
 
