@@ -28,6 +28,7 @@ from ddpcheck.run.intervention import (
     GlobalLoss,
     Intervention,
     Switch,
+    found,
 )
 
 # `add(fix, wanted, draft)` adds a fix to the draft; it returns False for one that is
@@ -58,9 +59,20 @@ def drafts(
 
     None if a cause has an intervention that no kind of fix makes.
     """
+    known: list[Draft] = []
+    for draft in _candidates(proposals, facts, world_size):
+        if draft not in known:
+            known.append(draft)
+            yield draft
+
+
+def _candidates(
+    proposals: Sequence[Proposal], facts: Facts, world_size: int
+) -> Iterator[Draft]:
     fixes = list(dict.fromkeys(fix for p in proposals for fix in p.fixes))
-    if any(p.noise == "sample" for p in proposals):
-        fixes.append(DrawGlobalBatch())
+    is_noisy = any(p.noise == "sample" for p in proposals)
+    drawn = [DrawGlobalBatch()] if is_noisy else []
+    fixes += drawn
     local = [name for p in proposals for name in p.local]
     by_hand = any(p.by_hand for p in proposals)
     rewrapped = [Switch.REWRAP, *fixes]
@@ -72,25 +84,25 @@ def drafts(
         yield from _drafts(every, facts, world_size, first=int(first))
     if fixes and not by_hand:
         yield from _drafts(fixes, facts, world_size)
-    is_gathered = any(isinstance(fix, GlobalLoss) for fix in fixes)
-    if not is_gathered and any(p.link == "loss" for p in proposals):
+    if any(p.link == "loss" for p in proposals):
+        # A loss of all rows needs no factor of its own.
         averaged = [Switch.AVERAGED_AT_UPDATE] if by_hand else []
+        gathered = found(fixes, GlobalLoss) or GlobalLoss()
         others = [fix for p in proposals if p.link != "loss" for fix in p.fixes]
-        yield from _drafts([*averaged, GlobalLoss(), *others], facts, world_size)
+        every = [*averaged, gathered, *others, *drawn]
+        yield from _drafts(every, facts, world_size)
 
 
 def _drafts(
     fixes: Iterable[Intervention], facts: Facts, world_size: int, first: int = 0
 ) -> Iterator[Draft]:
-    """Yields the draft of the first attempt, and of the second if that is another."""
-    known: list[Draft] = []
+    """Yields the draft of the first attempt, and of the second."""
     for attempt in range(first, _ATTEMPTS):
         wanted = Wanted(
             fixes=tuple(fixes), facts=facts, world_size=world_size, attempt=attempt
         )
         draft = _all_of(wanted)
-        if draft is not None and draft not in known:
-            known.append(draft)
+        if draft is not None:
             yield draft
 
 

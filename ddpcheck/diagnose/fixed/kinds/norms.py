@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
+from ddpcheck.diagnose.fixed.kinds import whole_steps
 from ddpcheck.diagnose.fixed.kinds.family import Wanted, listed
 from ddpcheck.run.intervention import Intervention, SyncBatchNorm
 
@@ -13,7 +14,8 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds batch norms of all ranks."""
     if not isinstance(fix, SyncBatchNorm):
         return False
-    synchronise_norms(draft, wanted.facts, fix.names)
+    if not whole_steps.is_given_all(wanted):  # they see all rows already
+        synchronise_norms(draft, wanted.facts, fix.names)
     return True
 
 

@@ -34,6 +34,13 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     return True
 
 
+def is_given_all(wanted: Wanted) -> bool:
+    """Returns whether the model is given all rows, which some modules split again."""
+    fix = found(wanted.fixes, GlobalLoss)
+    has_step = wanted.facts.has_train_step
+    return fix is not None and not has_step and fix.modules not in ((), ("",))
+
+
 _IN_PARTS = '''\
     """The module computes the rank's part of its rows, and returns those of all ranks.
 
