@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import rpc
 from torch.func import vmap
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
@@ -92,6 +93,9 @@ TEXTS: dict[str, Callable[[], object]] = {
         torch.ops.aten.dropout.default._schema.arguments[1].name == "p"  # noqa: SLF001
     ),
     "_set_static_graph": lambda: "def _set_static_graph" in _source_of_ddp(),
+    "_transports": lambda: (
+        "_transports" in inspect.signature(rpc.TensorPipeRpcBackendOptions).parameters
+    ),
 }
 # DataParallel's algorithm calls it; the emulation relies on what it makes.
 _OF_TORCH = {"_replicate_for_data_parallel"}

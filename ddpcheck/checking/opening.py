@@ -11,8 +11,13 @@ from ddpcheck.errors import frames
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.hosts import Hosts
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
-from ddpcheck.run.modes.registry import mode_of
-from ddpcheck.run.session.session import CannotCheckError, preload_problem
+from ddpcheck.run.session.session import (
+    CannotCheckError,
+    crew_of,
+    index_of,
+    preload_problem,
+)
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import importing
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
@@ -95,7 +100,7 @@ def open_ahead(pool: Pool, options: Options, only: Sequence[Cell] | None) -> Non
     """
     pool.open(SOLO)
     cells = plan.cells(options) if only is None else only
-    crews = (mode_of(c.mode).processes(c.world_size) for c in cells)
-    for size in dict.fromkeys(filter(None, crews)):
-        if size <= _OPENED_AHEAD:
-            pool.open(size)
+    specs = (RunSpec(mode=c.mode, world_size=c.world_size) for c in cells)
+    for size, index in dict.fromkeys((crew_of(s), index_of(s)) for s in specs):
+        if SOLO < size <= _OPENED_AHEAD:
+            pool.open(size, index)

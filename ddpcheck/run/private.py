@@ -44,6 +44,7 @@ Looked up as text; without one of these, the feature that needs it is left out:
     _allgather_base, _reduce_scatter_base    jobs/virtual/group: nothing to refuse
     _orig_mod, _fsdp_wrapped_module          run/model/names: nothing to remove
     _engine_run_backward                     facts/rank_table: a frame like any other
+    _transports                              modes/ps: processes that wait poll
     _saved_other                             run/observe/addends: a loss divided by a
                                              constant is taken for a sum
     _schema                                  run/model/draws: dropout inside is not

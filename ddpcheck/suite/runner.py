@@ -15,7 +15,7 @@ from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.ranks.task import Task
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
-from ddpcheck.run.session.session import crew_of
+from ddpcheck.run.session.session import crew_of, index_of
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.suite.cells import DIRECT_CASES, Cell, Row
 from ddpcheck.suite.judge import Result, judge
@@ -227,12 +227,12 @@ class Runner:
 
 def _crew(spec: RunSpec) -> tuple[int, int]:
     """Returns the number of processes and the index of the crew that does a run."""
-    return crew_of(spec), min(mode_of(spec.mode).servers, 1)
+    return crew_of(spec), index_of(spec)
 
 
 def _has_server(crew: tuple[int, int]) -> bool:
     """Returns whether one of its processes serves: it has one run per job."""
-    return crew[1] > 0
+    return crew[1] < 0
 
 
 def _batch_job(batch: list[_Planned]) -> Job:

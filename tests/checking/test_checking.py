@@ -17,7 +17,7 @@ from ddpcheck.target.target import TargetRef
 class _Opened(list[int]):
     """Notes how many ranks are asked for, in the place of a pool."""
 
-    def open(self, size: int) -> None:
+    def open(self, size: int, _: int = 0) -> None:
         self.append(size)
 
 

@@ -8,9 +8,9 @@ cases of `cells.DIRECT_CASES`, every model and every loss among them, but for dr
 and batch norm mode "local", "asis" to a model of plain batch norms. These have world
 sizes 1, 4 and 8, too, and 5 of them, LARGEST_CASES, 16: a slow test makes those, but
 for FIRST_CASES. A parameter server has every loss with both reductions at world sizes
-2, 3, 4 and 8: 144 cells, of which SERVER_CASES at 2 are made with every run, as each
-cell takes processes of its own. The other 1704 cells are left out here, as they differ
-from their neighbours in the number of ranks alone. `ddpcheck --suite` runs them.
+2, 3, 4 and 8: 144 cells, of which SERVER_CASES at 2 are made with every run. The
+other 1704 cells are left out here, as they differ from their neighbours in the number
+of ranks alone. `ddpcheck --suite` runs them.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import threading
 import warnings
@@ -29,7 +30,7 @@ from ddpcheck.ranks.messages import Seat
 from ddpcheck.run.facts import REFUSED, REMARKS, RankFacts, Sizes
 from ddpcheck.run.modes.mode import InRank, Mode
 from ddpcheck.run.spec import RankResult, RefusedError, RunSpec
-from ddpcheck.target.target import TargetRef
+from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,10 +120,15 @@ def _join_rpc(path: Path, seat: Seat, workers: int) -> None:
 
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["TP_SOCKET_IFNAME"] = interface
-    options = rpc.TensorPipeRpcBackendOptions(
+    make: Any = rpc.TensorPipeRpcBackendOptions
+    more = {}
+    if "_transports" in inspect.signature(make).parameters:
+        more = {"_transports": ["uv"]}  # sockets: shared memory is polled, for ever
+    options = make(
         init_method=path.absolute().as_uri(),
         rpc_timeout=group_s(seat),
         num_worker_threads=workers + _SPARE_THREADS,
+        **more,
     )
     with warnings.catch_warnings():
         # torch's own: it passes a backend where it wants a group.
@@ -443,10 +449,13 @@ def _serve(seat: Seat, ref: TargetRef, spec: RunSpec) -> RankResult:
     """Builds the server and answers until all workers have left."""
     from ddpcheck.ranks.worker import describe, group_s  # noqa: PLC0415
     from ddpcheck.run.process import isolation  # noqa: PLC0415
+    from ddpcheck.run.process.loading import fingerprint, left, load  # noqa: PLC0415
 
     with isolation.isolated():
         try:
-            server = _built(ref, spec, group_s(seat))
+            target = load(ref)
+            clean = left(target)
+            server = _built(target, spec, group_s(seat))
         except Exception as error:  # noqa: BLE001 (user code; told as data)
             return RankResult(rank=seat.rank, raised=describe(error), is_clean=False)
         try:
@@ -457,15 +466,14 @@ def _serve(seat: Seat, ref: TargetRef, spec: RunSpec) -> RankResult:
         finally:  # the workers of the next run wait for their own
             _is_built.clear()
             _servers.clear()
-    return RankResult(rank=seat.rank, dtype=spec.dtype, is_clean=False)
+    is_clean = not server.failed and clean == fingerprint(target)
+    return RankResult(rank=seat.rank, dtype=spec.dtype, is_clean=is_clean)
 
 
-def _built(ref: TargetRef, spec: RunSpec, timeout_s: float) -> _Server:
+def _built(target: Target, spec: RunSpec, timeout_s: float) -> _Server:
     from ddpcheck.run.model import model as models  # noqa: PLC0415
     from ddpcheck.run.model import user_code  # noqa: PLC0415
-    from ddpcheck.run.process.loading import load  # noqa: PLC0415
 
-    target = load(ref)
     model = models.build(target, spec, seed=user_code.seed_of_rank(spec, 0))
     user_code.compute(spec)
     optimizer = models.make_optimizer(target, spec, model)

@@ -433,12 +433,21 @@ def _broke(raised: Raised) -> str:
 
 def _crew(outcome: RunOutcome) -> tuple[int, int]:
     """Returns the world size and the index of the crew that does the run."""
-    return crew_of(outcome.spec), outcome.crew_index
+    return crew_of(outcome.spec), index_of(outcome.spec, outcome.crew_index)
 
 
 def crew_of(spec: RunSpec) -> int:
     """Returns the number of processes of the crew that does a run, SOLO for one."""
     return mode_of(spec.mode).processes(spec.world_size)
+
+
+def index_of(spec: RunSpec, place: int = 0) -> int:
+    """Returns the index of a crew among those of its size.
+
+    One with a server stays connected to it: its index is below 0, and no run without a
+    server has it.
+    """
+    return -1 - place if mode_of(spec.mode).servers else place
 
 
 def expected_s(spec: RunSpec, reference: ReferenceResult) -> float:

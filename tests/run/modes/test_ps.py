@@ -14,7 +14,7 @@ from ddpcheck.report.data import Report
 from ddpcheck.run.facts import REMARKS
 from ddpcheck.run.modes import ps
 from ddpcheck.run.session import assemble
-from ddpcheck.run.session.session import Session
+from ddpcheck.run.session.session import Session, crew_of, index_of
 from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
@@ -154,6 +154,35 @@ def test_reduction_that_does_not_fit_is_off_by_the_number_of_workers(
     first = [row for row in run.gradients.tensors if row.step == 0]
     assert [row.ratio for row in first] == pytest.approx([ratio] * 2)
     assert run.verdict == "divergent"
+
+
+def test_next_run_has_the_same_processes_and_a_server_of_its_own(
+    pool: Pool, tmp_path: Path
+) -> None:
+    other = "model = nn.Linear(4, 3)\n"  # with other weights
+    found = set()
+    for name, source in (("one", ""), ("other", other), ("again", "")):
+        (tmp_path / name).mkdir()
+        (run,) = _checked(pool, _ref(tmp_path / name, source)).runs
+        assert run.verdict == "equivalent"
+        crew = pool.open(3, index_of(RunSpec(mode="ps", world_size=2)))
+        found.add(tuple(crew.pids()))
+    assert len(found) == 1
+
+
+def test_run_that_fails_or_is_refused_gets_its_processes_replaced(
+    pool: Pool, tmp_path: Path
+) -> None:
+    index = index_of(RunSpec(mode="ps", world_size=2))
+    before = pool.open(3, index).pids()
+    assert _checked(pool, _ref(tmp_path, ANOTHER)).runs[0].verdict == "not-checked"
+    assert not set(before) & set(pool.open(3, index).pids())
+
+
+def test_ranks_of_the_same_number_have_other_processes() -> None:
+    specs = [RunSpec(mode="ps", world_size=2), RunSpec(mode="ddp", world_size=3)]
+    assert [crew_of(spec) for spec in specs] == [3, 3]
+    assert [index_of(spec) for spec in specs] == [-1, 0]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def candidate(
     entered = mode_of(spec.mode).enter(context, ref, spec)
     if isinstance(entered, RankResult):
         return entered
-    is_changed, context = entered is not context, entered
+    has_server, context = entered is not context, entered
     rank = context.seat.rank
     try:
         target = load(ref)
@@ -95,7 +95,9 @@ def candidate(
         facts=run.facts,
         unlike=run.unlike,
         seconds=time.perf_counter() - started,
-        is_clean=not is_changed and run.raised is None and clean == fingerprint(target),
+        is_clean=run.raised is None
+        and not (has_server and REFUSED in run.facts)
+        and clean == fingerprint(target),
     )
 
 
