@@ -220,6 +220,20 @@ batch = torch.randn(8, 4), torch.tensor([0, -100, 2, -100, 1, 2, 0, 1])
 def loss(output, target):
     return nn.functional.cross_entropy(output[0], target) + 0.2 * output[1]
 """
+LISTED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        return [{"scores": self.net(row)} for row in x]
+model = Net()
+batch = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, 1, 2, -100, -100])
+def loss(output, target):
+    p = torch.stack([found["scores"] for found in output]).softmax(-1)[:, 0]
+    y = (target == 0).to(p.dtype)
+    return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
+"""
 CASES = {
     "norm": NORM,
     "ragged": RAGGED,
@@ -236,6 +250,7 @@ CASES = {
     "count-in-own-step": COUNTED_STEP,
     "coupled": COUPLED,
     "dataclass-output": DATACLASS_OUTPUT,
+    "list-of-samples": LISTED,
     "loss-in-forward": LOSS_IN_FORWARD,
     "object-as-output": HIDDEN_OUTPUT,
     "pairs-in-own-step": PAIRED_STEP,

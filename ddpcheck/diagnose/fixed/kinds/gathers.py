@@ -62,7 +62,33 @@ def gathered(value, counts):
         padded[: len(tensor)] = tensor
         {whole}
 
-    return tree_map_only(torch.Tensor, rows, value)
+    {mapped}
+'''
+_MAPPED = "return tree_map_only(torch.Tensor, rows, value)"
+_MAPPED_LISTS = """\
+    def is_list(value):  # with an item per sample
+        return counts and type(value) is list and len(value) == counts[dist.get_rank()]
+
+    def change(value):
+        if is_list(value):
+            return items_of_all(value)
+        return rows(value) if isinstance(value, torch.Tensor) else value
+
+    return tree_map(change, value, is_leaf=is_list)"""
+_ITEMS = '''\
+def items_of_all(items):
+    """Returns the items of all ranks; those of this rank carry gradient."""
+
+    def live(tensor):
+        if tensor.requires_grad:  # as if W ranks had sent equal gradients
+            tensor = tensor.view_as(tensor)
+            tensor.register_hook(lambda g: g * dist.get_world_size())
+        return tensor
+
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, tree_map_only(torch.Tensor, torch.detach, items))
+    every[dist.get_rank()] = tree_map_only(torch.Tensor, live, items)
+    return [item for part in every for item in part]
 '''
 _OWN = """\
         if not tensor.dim() or len(tensor) != counts[dist.get_rank()]:
@@ -91,7 +117,11 @@ def add_gathered(draft: Draft, wanted: Wanted) -> None:
         a_row="rows" if has_blocks else "a row",
         own=_OWN_BLOCKS if has_blocks else _OWN,
         whole=_WHOLE_BLOCKS.strip() if has_blocks else _WHOLE,
+        mapped=_MAPPED_LISTS.strip() if wanted.attempt else _MAPPED,
     )
+    if wanted.attempt:
+        draft.imports.add("from torch.utils._pytree import tree_map")
+        draft.parts["items_of_all"] = _ITEMS
     register_dataclasses(draft, wanted.facts)
 
 
@@ -102,10 +132,15 @@ def _outputs(wanted: Wanted) -> tuple[Output, ...]:
 
 _ALL_ROWS = """\
 counts = []
-target, output = gathered(target, counts), gathered(output, {counts})
+{pair}
 # Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
 """
+_PAIR = "target, output = gathered(target, counts), gathered(output, {counts})"
+_LISTS = """\
+counts.extend([0] * dist.get_world_size())
+dist.all_gather_object(counts, len(target))
+target, output = gathered(target, counts), gathered(output, counts)"""
 # is_initialized() reads the group that is the default one, under any imported name.
 _ALONE = """\
 # It has all rows, so its own collectives must not run: it sees no process group.
@@ -124,7 +159,9 @@ def gather(draft: Draft, wanted: Wanted) -> None:
     add_gathered(draft, wanted)
     # Outputs may have other numbers of rows than targets.
     is_ragged = any(o.blocks == 1 and not o.dim for o in _outputs(wanted))
-    draft.before_loss += _ALL_ROWS.format(counts="[]" if is_ragged else "counts")
+    pair = _PAIR.format(counts="[]" if is_ragged else "counts")
+    # The first tensor of the targets may be that of one sample.
+    draft.before_loss += _ALL_ROWS.format(pair=_LISTS if wanted.attempt else pair)
     compute_alone(draft, wanted.facts)
 
 
