@@ -109,6 +109,7 @@ _OTHER = {
     "_ddpcheck_own_part",
     "_ddpcheck_place",
     "_ddpcheck_as_built",
+    "_ddpcheck_is_held",
 }
 
 

@@ -105,8 +105,8 @@ class Preload:
     `call` is "package.module:function", called with `arguments` after the imports of
     `modules`; its result is `server.preload.RESULT` in every rank. The modules of
     `later` are imported after it, unless its result has `needs_later` = False: a user's
-    mistake is reported without waiting for them. `libraries` are imported last; those
-    that cannot be imported are skipped.
+    mistake is reported without waiting for them. `libraries` are imported last, as
+    "package" or "package:name"; those that cannot be imported are skipped.
     """
 
     modules: tuple[str, ...] = ()

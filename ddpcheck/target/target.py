@@ -77,6 +77,7 @@ class Target:
     train_step: Callable[..., Any] | None = None
     path: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    is_script: bool = False  # its hooks run a training script, which does all by itself
 
     def build(self) -> Any:
         """Returns a new model (an instance is copied).

@@ -202,8 +202,11 @@ def _import(modules: list[str], folder: str) -> None:
     before = tempfile.tempdir
     tempfile.tempdir = folder
     try:
-        for name in modules:
-            importlib.import_module(name)
+        for text in modules:
+            name, _, attribute = text.partition(":")
+            module = importlib.import_module(name)
+            if attribute:  # some packages import what they hold when it is asked for
+                getattr(module, attribute, None)
     finally:
         tempfile.tempdir = before
 

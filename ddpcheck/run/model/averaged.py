@@ -30,6 +30,8 @@ from ddpcheck.run.process.replacing import replaced
 
 # On a DDP object: the names of the attributes that its constructor gave it.
 AS_BUILT = "_ddpcheck_as_built"
+# On a DDP object that a script has in its variables: it is replaced in place.
+IS_HELD = "_ddpcheck_is_held"
 _BUCKET = 1 << 20  # elements that are copied and reduced together
 
 
@@ -124,7 +126,23 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 def replace_ddp(model: nn.Module) -> nn.Module:
     """Returns the wrapped model with every DDP object replaced, in place below it."""
-    return contents.replace(model, is_ddp, PlainWrapper)
+    return contents.replace(model, is_ddp, _plain)
+
+
+def _plain(ddp: DistributedDataParallel) -> nn.Module:
+    plain = PlainWrapper(ddp)
+    if IS_HELD not in vars(ddp):
+        return plain
+    # Its reducer goes, with the hooks on gradients; what was observed names its group.
+    vars(plain).setdefault("process_group", ddp.process_group)
+    become(ddp, plain)
+    return ddp
+
+
+def become(module: nn.Module, other: nn.Module) -> None:
+    """Makes a module the same as another, wherever it is referred to."""
+    module.__dict__ = other.__dict__
+    module.__class__ = type(other)
 
 
 @contextlib.contextmanager

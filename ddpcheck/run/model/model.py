@@ -48,7 +48,8 @@ def build(target: Target, spec: RunSpec, *, seed: int, rank: int = 0) -> nn.Modu
         cast(model, DTYPES[spec.dtype])
     if spec.device == "cpu":
         model = batch_norm.emulate_existing(model)
-    model.train()
+    if not target.is_script:
+        model.train()
     frozen = Switch.FROZEN_NORMS in spec.fixes
     mode = "frozen" if frozen else spec.batch_norm
     model = batch_norm.apply(model, mode, device=spec.device)

@@ -52,7 +52,9 @@ def model(target: Target, spec: RunSpec, *, seed: int) -> nn.Module:
     if spec.constants != NATIVE:
         torch.set_default_dtype(torch.float32)
     isolation.seed_everything(seed)
-    with building(spec), batch_norm.forward_on(spec.device):
+    # A script runs on from one hook to the next, all of it in one dtype.
+    hook = _default(_computes(spec)) if target.is_script else building(spec)
+    with hook, batch_norm.forward_on(spec.device):
         made: nn.Module = target.build()
     return made
 
@@ -68,7 +70,8 @@ def wrap(target: Target, spec: RunSpec, bare: nn.Module) -> Any:
     """Calls the target's `wrap` and returns its result; see `widen`."""
     assert target.wrap is not None
     synchronises = batch_norm.sync_batch_norm_on(spec.device)
-    with building(spec), synchronises, _widened_for_ddp(spec):
+    hook = _default(_computes(spec)) if target.is_script else building(spec)
+    with hook, synchronises, _widened_for_ddp(spec):
         return target.wrap(bare)
 
 

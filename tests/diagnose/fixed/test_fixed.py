@@ -234,21 +234,11 @@ def loss(output, target):
     y = (target == 0).to(p.dtype)
     return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
 """
-SECOND_DIMENSION = """
-batch = torch.randn(12, 4), torch.zeros(12)
-class Net(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).T
-model = Net(4, 5)
-def loss(output, target):
-    return (output - output.mean(1, keepdim=True)).square().mean().log()
-"""
 CASES = {
     "norm": NORM,
     "ragged": RAGGED,
     "reentrant-checkpoint": REENTRANT,
     "router-beside-a-count": ROUTED,
-    "samples-in-the-second-dimension": SECOND_DIMENSION,
     "slope-in-own-step": SLOPE_STEP,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,

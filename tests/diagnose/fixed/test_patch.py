@@ -36,7 +36,7 @@ def loss(output, target):
 
 
 if __name__ == "__main__":
-    print(loss(model()(batch[0]), batch[1]))
+    print(model())
 '''
 CODE = """\
 def loss(output, target):

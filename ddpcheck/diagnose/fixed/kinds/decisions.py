@@ -43,7 +43,7 @@ class Shared(TorchFunctionMode):
 
 
 def shared(number):
-    total = number.detach().clone().double()  # reading changes nothing
+    total = number.detach().double()
     is_condition = number.dtype == torch.bool
     dist.all_reduce(total, dist.ReduceOp.MAX if is_condition else dist.ReduceOp.SUM)
     if not is_condition{unless_count}:

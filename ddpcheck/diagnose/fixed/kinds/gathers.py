@@ -106,33 +106,17 @@ _WHOLE_BLOCKS = """\
         return torch.cat(parts).transpose(0, 1).flatten(0, 1)"""
 
 
-_OWN_DIM = """\
-        own = counts[dist.get_rank()]
-        dims = [d for d in ({dim}, 0) if tensor.shape[d : d + 1] == (own,)]
-        if not dims:
-            return tensor
-        tensor = tensor.movedim(dims[0], 0)
-"""
-_WHOLE_DIM = """\
-        parts = [part[:n] for part, n in zip(all_gather(padded), counts)]
-        return torch.cat(parts).movedim(0, dims[0])"""
-
-
 def add_gathered(draft: Draft, wanted: Wanted) -> None:
     """Adds the function that gathers."""
     draft.imports.add("from torch.distributed.nn.functional import all_gather")
     draft.imports.add("from torch.utils._pytree import tree_map_only")
-    a_row, own, whole = "a row", _OWN, _WHOLE
-    outputs = _outputs(wanted)
-    dim = max((output.dim for output in outputs), default=0)
-    if Switch.BLOCK_ORDER in wanted.fixes or any(o.blocks > 1 for o in outputs):
-        a_row, own, whole = "rows", _OWN_BLOCKS, _WHOLE_BLOCKS
-    elif dim:  # of the samples
-        own, whole = _OWN_DIM.format(dim=dim), _WHOLE_DIM
+    has_blocks = Switch.BLOCK_ORDER in wanted.fixes or any(
+        output.blocks > 1 for output in _outputs(wanted)
+    )
     draft.parts["gathered"] = _GATHERED.format(
-        a_row=a_row,
-        own=own,
-        whole=whole.strip(),
+        a_row="rows" if has_blocks else "a row",
+        own=_OWN_BLOCKS if has_blocks else _OWN,
+        whole=_WHOLE_BLOCKS.strip() if has_blocks else _WHOLE,
         mapped=_MAPPED_LISTS.strip() if wanted.attempt else _MAPPED,
     )
     if wanted.attempt:

@@ -1,0 +1,353 @@
+"""A script as a target: each of the target's hooks runs the script to its next stop.
+
+`model` runs it until it is about to wrap its model, or, in a process that wraps none,
+until it draws its first batch; `wrap` until it has wrapped it; `optimizer` until it
+draws its first batch; `train_step` until it draws the first batch after an update.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddpcheck.compare import tree
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.ranks.messages import Seat
+from ddpcheck.ranks.server import preload
+from ddpcheck.run.model import averaged, contents
+from ddpcheck.run.script.batches import Batches, loader_of
+from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.loaders import Loaders
+from ddpcheck.run.script.recording import signature
+from ddpcheck.target.script import Known, Script
+from ddpcheck.target.target import Target
+
+
+def load(script: Script, known: Known) -> Target:
+    """Returns the script as a target.
+
+    Args:
+        script: to run.
+        known: of it, from the recordings of its ranks.
+    """
+    hooks = _Hooks(script, known)
+    return Target(
+        name=script.name,
+        model=hooks.model,
+        batch=hooks.batch,
+        wrap=hooks.wrap,
+        optimizer=hooks.optimizer,
+        train_step=_Step(hooks),
+        is_script=True,
+    )
+
+
+_METHODS = "step", "zero_grad"  # of optimizers, that a probe replaces
+
+
+class _Hooks:
+    """The hooks of a target, for one run of the script after another."""
+
+    def __init__(self, script: Script, known: Known) -> None:
+        self.script, self.known = script, known
+        self.batches = Batches(
+            Path(known.folder),
+            known.world_size,
+            {n: used for n, used, _ in known.ahead},
+        )
+        self.driver: Driver | None = None
+        self.given: dict[str, Any] = {}
+        self.drawn: dict[int, int] = {}  # of the step's batches, by loader
+        self.trained = 0  # steps of this run
+        self.since_start = 0  # steps since the script was started
+        self.shown = nn.Module()  # the model that the check has
+        self.wrapper: nn.Module | None = None  # of it
+        self.has_started = False  # again, since the last step
+
+    def model(self) -> nn.Module:
+        """Starts the script; returns its model, before it is wrapped."""
+        self.given, self.drawn, self.trained = {}, {}, 0
+        self.has_started, self.wrapper = False, None
+        self.shown = self._start()
+        return self.shown
+
+    def _start(self) -> nn.Module:
+        seat = _own_seat()
+        self.driver = driver = Driver(self.script, seat)
+        self.since_start = 0
+        split = self.known.split if not seat.world_size else 1
+        self.fed = fed = _Fed(self, driver, split)
+        loaders = Loaders(fed.begin)
+        driver.enter(loaders.watched())
+        driver.resume()
+        while driver.stopped == "draw" and not driver.optimizers:
+            driver.resume()
+        if driver.stopped == "wrapping":
+            assert driver.wrapping is not None
+            return driver.wrapping
+        if driver.stopped == "ended":
+            raise self._ended()
+        return self._found()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Returns what the script wrapped its model in, or the model itself."""
+        driver = self.running
+        if driver.stopped != "wrapping":
+            return model
+        driver.resume()
+        assert driver.wrapped is not None
+        vars(driver.wrapped)[averaged.IS_HELD] = True
+        self.wrapper = driver.wrapped
+        return driver.wrapped
+
+    def optimizer(self, parameters: Any) -> Optimizer:
+        """Returns the optimizer of the model, when all is built."""
+        del parameters
+        if not self.trained:
+            self._to_first_draw()
+        elif self._must_start_again():
+            self._start_again()
+        return self.running.optimizers[0]
+
+    def _to_first_draw(self) -> None:
+        driver = self.running
+        while driver.stopped != "draw" or not driver.optimizers:
+            if driver.stopped == "ended":
+                raise self._ended()
+            driver.resume()
+        driver.stops_at_draws, driver.updates = False, 0
+        self.wrapper = self.wrapper or driver.wrapped
+
+    def batch(self, step: int) -> dict[str, Any]:
+        """Returns the global batch of a step: what the ranks drew, by key."""
+        return self.batches.at(step)
+
+    def train(self, batch: dict[str, Any]) -> None:
+        """Trains one step on this batch."""
+        if self.given:  # what was drawn before the first step is of that step
+            self.drawn = {}
+        self.given = batch
+        if self.trained and self._must_start_again():
+            self._start_again()
+        self.has_started = False
+        self.fed.fill()
+        self.running.updates = 0
+        self.trained += 1
+        self.since_start += 1
+        self.running.resume()
+
+    def _must_start_again(self) -> bool:
+        """Returns whether only a new start lets a probe do its step once more.
+
+        A script may end after a few steps, and may already hold the next batch.
+        """
+        if self.has_started:
+            return False
+        is_probe = not self.running.updates
+        if self.running.stopped == "ended":
+            return is_probe or self.trained >= self.known.steps
+        return is_probe and bool(self.known.ahead)
+
+    def _start_again(self) -> None:
+        """Runs the script anew on the model of this run, for one more step."""
+        before = self.running.optimizers
+        made = self._start()
+        self._to_first_draw()
+        self.has_started = True
+        ours = dict(contents.named_parameters(self.shown))
+        named = contents.named_parameters(made)
+        old = {id(p): ours[name] for name, p in named if name in ours}
+        # One model and one wrapper, with their hooks.
+        made.__dict__ = self.shown.__dict__
+        if self.running.wrapped is not None and self.wrapper is not None:
+            averaged.become(self.running.wrapped, self.wrapper)
+        for optimizer, earlier in zip(self.running.optimizers, before, strict=False):
+            for group in optimizer.param_groups:
+                group["params"] = [old.get(id(p), p) for p in group["params"]]
+            for name in _METHODS:
+                if name in vars(earlier):
+                    setattr(optimizer, name, vars(earlier)[name])
+
+    @property
+    def running(self) -> Driver:
+        """The script of the current run."""
+        assert self.driver is not None
+        return self.driver
+
+    def _found(self) -> nn.Module:
+        """Returns the model of a script that wraps none in this process.
+
+        It is the one like that which the ranks wrap; else the smallest that holds all
+        that the optimizers train.
+        """
+        trained = {
+            id(p)
+            for optimizer in self.running.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        best: tuple[tuple[bool, int, int, int], nn.Module] | None = None
+        for module in [m for m in gc.get_objects() if isinstance(m, nn.Module)]:
+            own = {id(p) for p in contents.parameters(module)}
+            if not own & trained:
+                continue
+            is_like = self.known.model == signature(module)
+            rank = (not is_like, len(trained - own), len(own), _size(module))
+            if best is None or rank < best[0]:
+                best = rank, module
+        if best is None:
+            raise self._ended()
+        return best[1]
+
+    def _ended(self) -> UsageError:
+        return UsageError(
+            Problem(
+                slug="script-no-training",
+                message=f"{self.script.name} ended before it had trained "
+                f"{self.known.steps} steps",
+                expected="a script that draws batches and steps an optimizer",
+                found="the end of the script",
+                fix="give it more data or epochs, or ask for fewer: --steps 1",
+            )
+        )
+
+
+def _size(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The target's train_step; its globals name the script's other optimizers."""
+
+    hooks: _Hooks
+
+    def __call__(self, model: Any, optimizer: Any, batch: Any) -> None:
+        del model, optimizer  # the script has them
+        self.hooks.train(batch)
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        every = self.hooks.running.optimizers
+        return {f"optimizer{i}": one for i, one in enumerate(every)}
+
+
+@dataclass(slots=True)
+class _Fed:
+    """Gives loaders the batches of the step, in the order of the ranks' draws.
+
+    `split`: one process draws so many batches for each of a rank's, as where it
+    accumulates gradients for as long; each gets its part. What is drawn ahead is
+    handed out empty, and filled when its step begins.
+    """
+
+    hooks: _Hooks
+    driver: Driver
+    split: int
+    empty: list[tuple[int, Any]] = field(default_factory=list)  # (loader, batch)
+    asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
+
+    def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
+        """Yields the batches of a pass."""
+        del loader
+        length = dict(self.hooks.known.passes).get((number, turn))
+        count = 0
+        while not self._ends(length, count):
+            # In a probe nothing is updated.
+            is_done = self.driver.updates or not self._allowed(number)
+            if self.driver.stops_at_draws or is_done:
+                self.driver.stop("draw")
+            self.asked[number] = self.asked.get(number, 0) + 1
+            yield self._next(number)
+            count += 1
+        self.driver.before_draw()
+
+    def fill(self) -> None:
+        """Fills the batches that were drawn ahead of the step that begins now."""
+        waiting, self.empty, self.asked = self.empty, [], {}
+        for loader, batch in waiting:
+            filled = tree.held(self._next(loader))
+            for tensor, values in zip(tree.held(batch), filled, strict=True):
+                tensor.data = values.clone()
+
+    def _later(self, loader: int) -> Any:
+        """Returns a batch of the next step, as far as it is known before its turn."""
+        number = self.asked[loader] - 1 - self.hooks.drawn.get(loader, 0)
+        step = min(self.hooks.trained, self.hooks.known.steps - 1)
+        later = self.hooks.batch(step)
+        own = [batch for key, batch in later.items() if loader_of(key) == loader]
+        seat = self.driver.seat
+        batch = own[number // self.split % len(own)]
+        if seat.world_size:
+            batch = tree.shard(batch, seat.rank, seat.world_size)
+        elif self.split > 1:
+            batch = tree.shard(batch, number % self.split, self.split)
+        return tree.replace(batch, lambda _, tensor: _cast(tensor).clone())
+
+    def _ends(self, length: int | None, count: int) -> bool:
+        """Returns whether a pass ends; a probe repeats a step any number of times."""
+        is_over = length is not None and count >= length * self.split
+        return is_over and self.hooks.trained <= self.hooks.known.steps
+
+    def _own(self, loader: int) -> list[Any]:
+        given = self.hooks.given or self.hooks.batch(0)
+        return [batch for key, batch in given.items() if loader_of(key) == loader]
+
+    def _allowed(self, loader: int) -> int:
+        """Returns how many batches the step may still draw, as on the ranks."""
+        asked, is_first = self.asked.get(loader, 0), self.hooks.since_start == 1
+        for number, used, ahead in self.hooks.known.ahead:
+            if number == loader:
+                return self.split * (used + is_first * ahead) - asked
+        return self._left(loader)
+
+    def _left(self, loader: int) -> int:
+        drawn = self.hooks.drawn.get(loader, 0)
+        return self.split * len(self._own(loader)) - drawn
+
+    def _next(self, loader: int) -> Any:
+        """Returns the next of the step's batches of this loader."""
+        own = self._own(loader)
+        if not self._left(loader):
+            if loader in self.hooks.batches.ahead:
+                self.empty.append((loader, self._later(loader)))
+                return self.empty[-1][1]
+            message = f"the ranks drew {len(own)} batches of loader {loader} in a step"
+            raise RuntimeError(message)
+        count = self.hooks.drawn.get(loader, 0)
+        self.hooks.drawn[loader] = count + 1
+        batch = own[count // self.split]
+        if self.split > 1:
+            batch = tree.shard(batch, count % self.split, self.split)
+        return _copied(batch)
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.to(torch.get_default_dtype())
+    return tensor
+
+
+def _copied(batch: Any) -> Any:
+    """Returns a batch that the script may change, as a loader's is its own."""
+    return tree.replace(batch, lambda _, tensor: tensor.clone())
+
+
+def _own_seat() -> Seat:
+    is_rank = dist.is_initialized()
+    folder = str(preload.FOLDER or ".")
+    return Seat(
+        rank=dist.get_rank() if is_rank else 0,
+        world_size=dist.get_world_size() if is_rank else 0,
+        folder=folder,
+        name="script",
+        timeout_s=0.0,
+    )

@@ -1,0 +1,95 @@
+"""The global batches of a script: the union of what its ranks drew."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddpcheck.compare import tree
+from ddpcheck.run.script.recording import collate_file, step_file
+
+
+@dataclass(slots=True)
+class Batches:
+    """What W ranks drew, by step; read from the folder of their recordings."""
+
+    folder: Path
+    world_size: int
+    ahead: Mapping[int, int] = field(default_factory=dict)  # used by a step
+
+    def of_rank(self, rank: int, step: int) -> dict[str, Any]:
+        """Returns what one rank uses in a step: by key, (samples or None, batch)."""
+        used = {
+            key: one
+            for key, one in self._drawn(rank, step).items()
+            if loader_of(key) not in self.ahead
+        }
+        if self.ahead:
+            until = [
+                one for s in range(step + 1) for one in self._drawn(rank, s).items()
+            ]
+            for loader, number in self.ahead.items():
+                own = [(key, one) for key, one in until if loader_of(key) == loader]
+                used |= dict(own[step * number : (step + 1) * number])
+        return used
+
+    def _drawn(self, rank: int, step: int) -> dict[str, Any]:
+        path = step_file(self.folder, rank, step)
+        drawn: dict[str, Any] = torch.load(path, weights_only=False)
+        return drawn
+
+    def collates(self) -> dict[int, Callable[[list[Any]], Any]]:
+        """Returns the script's own collate functions, by the loader's number."""
+        path = collate_file(self.folder)
+        if not path.exists():
+            return {}
+        found: dict[int, Callable[[list[Any]], Any]] = pickle.loads(path.read_bytes())  # noqa: S301
+        return found
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Returns the global batch of a step: by key, the ranks' in order of rank."""
+        drawn = [self.of_rank(rank, step) for rank in range(self.world_size)]
+        keys = dict.fromkeys(key for one in drawn for key in one)
+        collates = self.collates()
+        return {
+            key: _union(
+                [d[key] for d in drawn if key in d],
+                collates.get(int(key.partition(".")[0])),
+            )
+            for key in keys
+        }
+
+
+def _union(parts: list[Any], collate: Callable[[list[Any]], Any] | None) -> Any:
+    samples = [one for one, _ in parts]
+    if collate is not None and all(one is not None for one in samples):
+        return collate([sample for one in samples for sample in one])
+    return joined([batch for _, batch in parts])
+
+
+def joined(parts: list[Any]) -> Any:
+    """Returns batches of the same structure concatenated along dimension 0."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts) if first.dim() else first
+    if isinstance(first, tree.DICTS):
+        return type(first)({key: joined([p[key] for p in parts]) for key in first})
+    if isinstance(first, list) and not tree.held(first):
+        return [item for part in parts for item in part]
+    if isinstance(first, tuple | list):
+        items = [joined([p[i] for p in parts]) for i in range(len(first))]
+        if hasattr(first, "_fields"):
+            return type(first)(*items)
+        return type(first)(items)
+    return first
+
+
+def loader_of(key: str) -> int:
+    """Returns the number of the loader that a key of a batch names."""
+    return int(key.partition(".")[0])

@@ -1,0 +1,187 @@
+"""Runs a script in a coroutine, and stops it where the check has to act.
+
+The script keeps its own stack: wherever it is, it stands still while the check works,
+in the same thread, and goes on when it is resumed. It stops
+
+- before it builds a wrapper (DistributedDataParallel), and after that;
+- before it draws a batch, if it has updated weights since the last stop: here a step
+  ends. Loaders that fetch ahead draw the next batch before they hand out this one, so
+  batches are known by their number, never by when they are drawn;
+- at its end.
+
+A script that is not resumed any more stays where it is: its process ends without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import greenlet
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ddpcheck.ranks.messages import Seat
+from ddpcheck.run.process import isolation
+from ddpcheck.run.script import launch
+from ddpcheck.target.script import Script
+
+Stop = Literal["wrapping", "wrapped", "draw", "ended"]
+
+# Of a script that seeds nothing itself: rank 0 draws as a single process does.
+_SEED = 0
+_kept: list[Any] = []  # a coroutine that is collected would be made to end
+
+
+class Driver:
+    """A script that is run from stop to stop.
+
+    `optimizers` are those that it has built, in order. `wrapping` is the module that
+    it is about to wrap, `wrapped` the wrapper. `updates`: steps of optimizers since
+    the last stop at a draw; it is for the caller to set back.
+    """
+
+    def __init__(self, script: Script, seat: Seat) -> None:
+        self.script, self.seat = script, seat
+        self.optimizers: list[Optimizer] = []
+        self.wrapping: nn.Module | None = None
+        self.wrapped: nn.Module | None = None
+        self.updates = 0
+        self.stops_at_draws = True  # also at those without an update before
+        self.stopped: Stop | None = None
+        self._coroutine = greenlet.greenlet(self._run)
+        self._patches = contextlib.ExitStack()
+        self._wraps = False
+        _kept.append(self)
+
+    def resume(self) -> Stop:
+        """Runs the script to its next stop.
+
+        Whatever the script raises is raised here.
+        """
+        assert self.stopped != "ended"
+        self._coroutine.parent = greenlet.getcurrent()
+        if not self._coroutine:
+            launch.set_environment(self.seat)
+            isolation.seed_everything(_SEED + self.seat.rank)
+            self._patches.enter_context(self._patched())
+        try:
+            self.stopped = self._coroutine.switch()
+        except BaseException:
+            self.stopped = "ended"
+            raise
+        return self.stopped
+
+    def _run(self) -> Stop:
+        try:
+            launch.run(self.script, max(1, self.seat.world_size))
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        return "ended"
+
+    def stop(self, reason: Stop) -> None:
+        """Hands over to the caller of `resume`; called where the script runs."""
+        if greenlet.getcurrent() is not self._coroutine:
+            return  # a thread of the script's own
+        grad, states = torch.is_grad_enabled(), _random_states()
+        torch.set_grad_enabled(True)
+        caller = self._coroutine.parent
+        assert caller is not None
+        caller.switch(reason)
+        torch.set_grad_enabled(grad)
+        _set_random_states(states)
+
+    def enter(self, patch: contextlib.AbstractContextManager[Any]) -> None:
+        """Enters a context that lasts as long as the script."""
+        self._patches.enter_context(patch)
+
+    def before_draw(self) -> None:
+        """Stops where the script draws a batch, if a step ends there."""
+        if self.stops_at_draws or self.updates:
+            self.stop("draw")
+
+    @contextlib.contextmanager
+    def _patched(self) -> Iterator[None]:
+        own = {
+            (DistributedDataParallel, "__init__"): self._ddp_init,
+            (Optimizer, "__init__"): self._optimizer_init,
+            (dist, "init_process_group"): self._init_process_group,
+            (dist, "destroy_process_group"): self._destroy_process_group,
+        }
+        with contextlib.ExitStack() as stack:
+            for (owner, name), make in own.items():
+                stack.enter_context(_replaced(owner, name, make))
+            hook = register_optimizer_step_post_hook(self._stepped)
+            stack.callback(hook.remove)
+            yield
+
+    def _stepped(self, *_: Any) -> None:
+        self.updates += 1
+
+    def _optimizer_init(self, init: Callable[..., None]) -> Callable[..., None]:
+        def noticing(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self.optimizers.append(optimizer)
+
+        return noticing
+
+    def _ddp_init(self, init: Callable[..., None]) -> Callable[..., None]:
+        def stopping(wrapper: Any, module: nn.Module, *args: Any, **kw: Any) -> None:
+            if self.wrapping is not None:
+                init(wrapper, module, *args, **kw)
+                return
+            self.wrapping = module
+            self.stop("wrapping")
+            # The check may have put something around it: the current one is called.
+            DistributedDataParallel.__init__(wrapper, module, *args, **kw)
+            self.wrapped = wrapper
+            self.stop("wrapped")
+
+        return stopping
+
+    def _init_process_group(self, init: Callable[..., None]) -> Callable[..., None]:
+        def joining(*_: Any, **__: Any) -> None:
+            """Joins the group of this process's seat, whatever the script names."""
+            if self.seat.world_size or dist.is_initialized():
+                return  # the rank joined it when it was started
+            path = f"{self.seat.folder}/{self.seat.name}.store"
+            store = dist.FileStore(path, 1)
+            init("gloo", store=store, rank=0, world_size=1)
+
+        return joining
+
+    def _destroy_process_group(self, _: Callable[..., None]) -> Callable[..., None]:
+        def leaving(*_: Any, **__: Any) -> None:
+            """Leaves nothing: the process ends with its group."""
+
+        return leaving
+
+
+@contextlib.contextmanager
+def _replaced(
+    owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]
+) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, make(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _random_states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    random.setstate(states[2])

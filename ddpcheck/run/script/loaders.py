@@ -1,0 +1,270 @@
+"""What the loaders of a script yield: recorded on ranks, then given again.
+
+A batch is known by a key: the loader (numbered by its first use), the pass over it, and
+how many were drawn before it in this pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from ddpcheck.compare import tree
+from ddpcheck.run.script.driver import Driver
+
+Key = str  # "loader.pass.number"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A loader of the script, when a pass over it begins.
+
+    `batches` and `samples` are the lengths of the loader and of its data set, None
+    where they have none. `sampler`: its class; `replicas`: over how many ranks it
+    shards, None where it does not.
+    """
+
+    number: int
+    turn: int
+    batches: int | None
+    samples: int | None
+    batch_size: int | None
+    drop_last: bool
+    sampler: str
+    shuffles: bool
+    replicas: int | None
+    is_iterable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One batch that a rank drew.
+
+    `samples`: the indices of its samples, or digests of them where the loader has no
+    indices. `step`: the update that came next (from 0).
+    """
+
+    loader: int
+    turn: int
+    number: int
+    samples: tuple[Any, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pass over a loader that came to its end after this many batches."""
+
+    loader: int
+    turn: int
+    batches: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """A batch with the samples that collate_fn made it of."""
+
+    samples: list[Any]
+    made: Any
+
+
+@dataclass(slots=True)
+class _Keeping:
+    """A collate_fn that also returns its samples; it may run in a worker."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: list[Any]) -> Kept:
+        return Kept(samples=list(samples), made=self.collate(samples))
+
+
+def _has_own_collate(loader: Any) -> bool:
+    known = default_collate, torch.utils.data.default_convert
+    return loader.collate_fn not in known and loader.batch_sampler is not None
+
+
+class Loaders:
+    """Numbers the loaders of a script, and takes the place of their iterators.
+
+    `begin` is called with (loader, number, turn) and returns what yields its batches.
+    """
+
+    def __init__(self, begin: Callable[[Any, int, int], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._known: list[Any] = []  # in the order of their first use
+        self._turns: dict[int, int] = {}
+        self.original: Callable[[Any], Any] = DataLoader.__iter__
+
+    @property
+    def are_used(self) -> bool:
+        """Whether there is a loader."""
+        return bool(self._known)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Context in which loaders are watched."""
+        before = self.original
+
+        def iterate(loader: Any) -> Iterator[Any]:
+            if not any(loader is one for one in self._known):
+                self._known.append(loader)
+            number = next(i for i, one in enumerate(self._known) if one is loader)
+            turn = self._turns.get(number, 0)
+            self._turns[number] = turn + 1
+            return self._begin(loader, number, turn)
+
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = before  # type: ignore[method-assign]
+
+
+class _Noting:
+    """A sampler that keeps what it drew in its last pass; it is what it samples of."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.noted: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        self.noted = noted = []
+        for index in self._sampler:
+            noted.append(index)
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def describe(loader: Any, number: int, turn: int) -> Loader:
+    """Returns what is known of a loader before a pass over it."""
+    sampler = getattr(loader, "sampler", None)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = sampler, batch_sampler
+    replicas = [getattr(p, "num_replicas", None) for p in parts]
+    replicas += [getattr(p, "num_processes", None) for p in parts]
+    shuffles = getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler")
+    return Loader(
+        number=number,
+        turn=turn,
+        batches=_length(loader),
+        samples=_length(loader.dataset),
+        batch_size=getattr(batch_sampler, "batch_size", loader.batch_size),
+        drop_last=bool(getattr(batch_sampler, "drop_last", loader.drop_last)),
+        sampler=type(sampler).__name__,
+        shuffles=bool(shuffles),
+        replicas=next((n for n in replicas if n is not None), None),
+        is_iterable=isinstance(loader.dataset, IterableDataset),
+    )
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records what the loaders of one rank yield.
+
+    `emit` takes Loader, Drawn and Passed as they come. `step` is set by the caller.
+    """
+
+    driver: Driver
+    emit: Callable[[Any], None]
+    step: int = 0
+    drawn: dict[Key, Kept | Any] = field(default_factory=dict)  # since `take`
+    collates: dict[int, Any] = field(default_factory=dict)  # by the loader's number
+    samplers: dict[int, _Noting] = field(default_factory=dict)  # likewise
+    keeps_data: bool = True
+    turns: int = 0  # passes that ended
+
+    def begin(self, loaders: Loaders, loader: Any, number: int, turn: int) -> Any:
+        """Returns an iterator that yields what the loader does."""
+        self.emit(describe(loader, number, turn))
+        own = vars(loader)
+        changed: dict[str, Any] = {}
+        if _has_own_collate(loader):
+            self.collates[number] = loader.collate_fn
+            changed["collate_fn"] = _Keeping(loader.collate_fn)
+        if not isinstance(loader.dataset, IterableDataset):
+            key = "sampler" if loader.batch_sampler is None else "batch_sampler"
+            noting = self.samplers.setdefault(number, _Noting(own[key]))
+            changed[key] = noting
+        # Not by setattr: a loader refuses another sampler, for it has used its own.
+        before = {key: own[key] for key in changed}
+        own.update(changed)
+        try:
+            iterator = loaders.original(loader)
+        finally:
+            own.update(before)
+        return self._yield(iterator, number, turn)
+
+    def _yield(self, iterator: Any, number: int, turn: int) -> Iterator[Any]:
+        noting = self.samplers.get(number)
+        count = 0
+        while True:
+            self.driver.before_draw()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self.turns += 1
+                self.emit(Passed(loader=number, turn=turn, batches=count))
+                return
+            indices = noting.noted if noting is not None else []
+            kept, batch = batch, batch.made if isinstance(batch, Kept) else batch
+            named = _flat(indices[count]) if indices else digests(batch)
+            self.emit(
+                Drawn(
+                    loader=number,
+                    turn=turn,
+                    number=count,
+                    samples=named,
+                    step=self.step,
+                )
+            )
+            if self.keeps_data:
+                self.drawn[f"{number}.{turn}.{count}"] = kept
+            count += 1
+            yield batch
+
+    def take(self) -> dict[Key, Any]:
+        """Returns and forgets what was drawn since the last call."""
+        drawn, self.drawn = self.drawn, {}
+        return drawn
+
+
+def _flat(index: Any) -> tuple[Any, ...]:
+    if isinstance(index, Tensor):
+        index = index.tolist()
+    return tuple(index) if isinstance(index, list | tuple) else (index,)
+
+
+def digests(batch: Any) -> tuple[str, ...]:
+    """Returns a digest of each row of a batch; () where it has no rows."""
+    leaves = [t for t in tree.held(batch) if t.dim()]
+    if not leaves:
+        return ()
+    size = len(leaves[0])
+    rows = [t for t in leaves if len(t) == size]
+    found = []
+    for number in range(size):
+        whole = hashlib.sha1(usedforsecurity=False)
+        for leaf in rows:
+            row = leaf[number].detach().cpu().contiguous().reshape(-1)
+            whole.update(row.view(torch.uint8).numpy().tobytes())
+        found.append(whole.hexdigest()[:16])
+    return tuple(found)

@@ -1,0 +1,111 @@
+"""A training script and its arguments: what `ddpcheck run` checks, as plain data."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpcheck.errors import code_origin
+from ddpcheck.errors.problem import Problem, UsageError
+
+_PACKAGE = re.compile("[.:]")
+_WORLD_SIZE = "{world_size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the recordings of W ranks, and of one process, have shown of a script.
+
+    `folder` has the ranks' batches of `steps` steps. `model`: the class and parameter
+    names of what the ranks wrap, if they do. `passes`: how many batches a pass over a
+    loader had that came to its end, by (loader, pass). `split`: how many batches one
+    process draws for each of a rank's. `ahead`: of each loader that draws some of
+    the next step's batches before: (loader, how many a step uses, how many ahead).
+    """
+
+    folder: str
+    world_size: int
+    steps: int
+    model: tuple[str, tuple[str, ...]] | None = None
+    passes: tuple[tuple[tuple[int, int], int], ...] = ()
+    split: int = 1
+    ahead: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script as torchrun would start it.
+
+    One of `path` (a file) and `module` (as after `python -m`) is set. `arguments` are
+    the script's own; "{world_size}" in one of them is replaced in each run. `folder` is
+    the working folder of the script.
+    """
+
+    path: str = ""
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+    folder: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for messages: "train.py", "package.train"."""
+        return self.module or Path(self.path).name
+
+    def arguments_at(self, world_size: int) -> list[str]:
+        """Returns the arguments of a run with this many processes."""
+        number = str(world_size)
+        return [text.replace(_WORLD_SIZE, number) for text in self.arguments]
+
+
+def script(path: str, arguments: tuple[str, ...]) -> Script:
+    """Returns the script in a file.
+
+    Raises:
+        UsageError: script-missing-file.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113 (as the user wrote it)
+        raise UsageError(
+            Problem(
+                slug="script-missing-file",
+                message=f"there is no file {path}",
+                expected="ddpcheck run [options] train.py ARGS, or -m MODULE ARGS",
+                found="a folder" if Path(path).is_dir() else "nothing of that name",
+                fix="give the path of the training script; what follows it is its own",
+            )
+        )
+    full = str(Path(path).absolute())
+    return Script(path=full, arguments=arguments, folder=str(Path.cwd()))
+
+
+def libraries(script: Script) -> tuple[str, ...]:
+    """Returns what a script's file imports of installed packages, by its source.
+
+    As "package" or "package:name", without the user's own modules. Imported once,
+    before the ranks are forked, they need not be imported by each.
+    """
+    try:
+        tree = ast.parse(Path(script.path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}:{alias.name}": None for alias in node.names}
+    return tuple(name for name in names if _is_installed(_PACKAGE.split(name)[0]))
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.stdlib_module_names or package in ("torch", "ddpcheck"):
+        return False
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and bool(code_origin.inside_packages(found.origin or ""))
