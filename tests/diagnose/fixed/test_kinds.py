@@ -26,11 +26,20 @@ from ddpcheck.run.intervention import (
 )
 from ddpcheck.target.target import TargetRef
 from tests.corpus.programs import programs
+from tests.diagnose.head import HEAD
 
 pytestmark = pytest.mark.usefixtures("no_script")
 ROUNDING = 1e-12
 TEACHER = "trainer.teacher.bias", "trainer.teacher.weight"
 SCHEDULE = Substitute(boundary="schedule")
+TURNED = """
+class Net(nn.Linear):
+    def forward(self, x):
+        torch.manual_seed(5)
+        return nn.functional.dropout(super().forward(x).T.contiguous().T, 0.4)
+model = Net(4, 3)
+loss = nn.functional.cross_entropy
+"""
 NOTHING: tuple[Intervention, ...] = ()
 # Programs of the corpus by the kind of fix, and their interventions; none: gradients
 # averaged by hand.
@@ -240,6 +249,16 @@ def test_file_of_a_kind_trains_as_the_single_process(
         if worst[-1] < ROUNDING:
             return
     pytest.fail(f"no file trains as the single process: {worst}")
+
+
+def test_draws_for_all_samples_follow_the_order_in_memory(
+    tmp_path: Path, differences: Callable[[Path], list[float]]
+) -> None:
+    target, fixed = tmp_path / "target.py", tmp_path / "fixed.py"
+    target.write_text(HEAD + TURNED, encoding="utf-8")
+    text, *_ = _texts("turned", target, (DrawGlobalBatch(),))
+    fixed.write_text(text, encoding="utf-8")
+    assert max(differences(fixed)) < ROUNDING
 
 
 @pytest.mark.slow

@@ -66,7 +66,10 @@ class DrawsForAll(TorchDispatchMode):
         times = whole[0] // sum(self.counts)
         parts = [value.new_empty(n * times, *value.shape[1:]) for n in self.counts]
         dist.all_gather(parts, value.contiguous())
-        return torch.cat(parts)
+        order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+        kind = {{"dtype": value.dtype, "device": value.device}}
+        # Draws follow the order in memory, as of attention that transposes.
+        return torch.empty_permuted(whole, order, **kind).copy_(torch.cat(parts))
 
     def own(self, value):
         total = sum(self.counts)
