@@ -20,6 +20,7 @@ TOOL_SIDE = (
     "report.data",
     "report.output",
     "run.modes.registry",
+    "run.script.events",
     "run.session.assemble",
     "run.session.session",
     "run.spec",

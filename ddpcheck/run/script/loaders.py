@@ -18,53 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ddpcheck.compare import tree
 from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.events import Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
-    """A loader of the script, when a pass over it begins.
-
-    `batches` and `samples` are the lengths of the loader and of its data set, None
-    where they have none. `sampler`: its class; `replicas`: over how many ranks it
-    shards, None where it does not.
-    """
-
-    number: int
-    turn: int
-    batches: int | None
-    samples: int | None
-    batch_size: int | None
-    drop_last: bool
-    sampler: str
-    shuffles: bool
-    replicas: int | None
-    is_iterable: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """One batch that a rank drew.
-
-    `samples`: the indices of its samples, or digests of them where the loader has no
-    indices. `step`: the update that came next (from 0).
-    """
-
-    loader: int
-    turn: int
-    number: int
-    samples: tuple[Any, ...]
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
-    """A pass over a loader that came to its end after this many batches."""
-
-    loader: int
-    turn: int
-    batches: int
 
 
 @dataclass(slots=True, kw_only=True)

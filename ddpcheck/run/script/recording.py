@@ -19,6 +19,7 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.model import contents
 from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.events import Updated
 from ddpcheck.run.script.loaders import Kept, Loaders, Recorder
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
@@ -28,15 +29,6 @@ from ddpcheck.target.script import Script
 _PASSES = 3
 _LEAST_MORE_S = 2.0
 _POLL_S = 0.002
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updated:
-    """One step: the numbers of each optimizer's groups before it, and its updates."""
-
-    step: int
-    updates: int
-    groups: tuple[tuple[Group, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

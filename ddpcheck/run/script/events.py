@@ -1,0 +1,65 @@
+"""What happens in a process of a script, as plain data: no torch.
+
+A recording emits these as they come, so their order is the order of what happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.run.facts import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A loader of the script, when a pass over it begins.
+
+    `batches` and `samples` are the lengths of the loader and of its data set, None
+    where they have none. `sampler`: its class; `replicas`: over how many ranks it
+    shards, None where it does not.
+    """
+
+    number: int
+    turn: int
+    batches: int | None
+    samples: int | None
+    batch_size: int | None
+    drop_last: bool
+    sampler: str
+    shuffles: bool
+    replicas: int | None
+    is_iterable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One batch that a rank drew.
+
+    `samples`: the indices of its samples, or digests of them where the loader has no
+    indices. `step`: the update that came next (from 0).
+    """
+
+    loader: int
+    turn: int
+    number: int
+    samples: tuple[Any, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pass over a loader that came to its end after this many batches."""
+
+    loader: int
+    turn: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """One step: the numbers of each optimizer's groups before it, and its updates."""
+
+    step: int
+    updates: int
+    groups: tuple[tuple[Group, ...], ...]
