@@ -49,7 +49,7 @@ for module in wrapped.modules():
 """
 _AFTER_BACKWARD = '''\
 @contextlib.contextmanager
-def averaged(model, optimizer):
+def averaging(model, optimizer):
     """Averages the gradients of all parameters over ranks after each backward."""
     backward = torch.autograd.backward
 
@@ -63,7 +63,7 @@ def averaged(model, optimizer):
 '''
 _AT_STEPS = '''\
 @contextlib.contextmanager
-def averaged():
+def averaging():
     """Averages gradients over ranks before each step of any optimizer."""
 
     def before(optimizer, *_):
@@ -76,7 +76,7 @@ def averaged():
         hook.remove()
 '''
 _AT_STEP = '''\
-def averaged(optimizer, *_):
+def averaging(optimizer, *_):
     """Averages gradients over ranks before a step."""
     if dist.is_initialized():
         average(p for group in optimizer.param_groups for p in group["params"])
@@ -85,11 +85,11 @@ def averaged(optimizer, *_):
 
 def average_after_backward(draft: Draft, wanted: Wanted) -> None:
     """Averages all gradients after each backward; before a clip, as DDP does."""
-    if "averaged" in draft.parts:
+    if "averaging" in draft.parts:
         return
     draft.imports |= {"import contextlib", "from unittest import mock"}
-    draft.parts |= {"averaged": _AFTER_BACKWARD, "average": _AVERAGE}
-    draft.around.append("averaged(model, optimizer)")
+    draft.parts |= {"averaging": _AFTER_BACKWARD, "average": _AVERAGE}
+    draft.around.append("averaging(model, optimizer)")
     _switch_off(draft, wanted, "after backward")
 
 
@@ -102,11 +102,11 @@ def average_at_step(draft: Draft, wanted: Wanted) -> None:
             "import contextlib",
             "from torch.optim.optimizer import register_optimizer_step_pre_hook",
         }
-        draft.parts["averaged"] = _AT_STEPS
-        draft.around.append("averaged()")
+        draft.parts["averaging"] = _AT_STEPS
+        draft.around.append("averaging()")
     else:
-        draft.parts["averaged"] = _AT_STEP
-        draft.optimizer += "made.register_step_pre_hook(averaged)\n"
+        draft.parts["averaging"] = _AT_STEP
+        draft.optimizer += "made.register_step_pre_hook(averaging)\n"
     draft.parts["average"] = _AVERAGE
     _switch_off(draft, wanted, "before a step")
 
