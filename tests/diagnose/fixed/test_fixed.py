@@ -234,12 +234,56 @@ def loss(output, target):
     y = (target == 0).to(p.dtype)
     return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
 """
+SECOND_DIMENSION = """
+batch = torch.randn(12, 4), torch.zeros(12)
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).T
+model = Net(4, 5)
+def loss(output, target):
+    return (output - output.mean(1, keepdim=True)).square().mean().log()
+"""
+OFFSET = """
+batch = (torch.randn(9, 4), torch.randn(9, 4)), torch.zeros(9)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, a, b):
+        a, b = self.net(a), self.net(b)
+        keys = b
+        if dist.is_initialized():
+            counts = [torch.zeros(1) for _ in range(world())]
+            dist.all_gather(counts, torch.ones(1) * len(b))
+            most = int(max(counts))
+            padded = nn.functional.pad(b, (0, 0, 0, most - len(b)))
+            parts = zip(dnn.all_gather(padded), counts)
+            keys = torch.cat([part[: int(n)] for part, n in parts])
+        each = nn.functional.cross_entropy(
+            a @ keys.T, torch.arange(len(a)), reduction="sum"
+        )
+        return each * world() / 9
+model = Net()
+def loss(output, target):
+    return output
+"""
+REDUCED = """
+model = nn.Linear(4, 3)
+def loss(output, target):
+    centre = output.sum(0)
+    if dist.is_initialized():
+        dist.all_reduce(centre)
+    spread = (centre / 8).square().sum()
+    return nn.functional.cross_entropy(output, target) + spread
+"""
 CASES = {
     "norm": NORM,
     "ragged": RAGGED,
     "reentrant-checkpoint": REENTRANT,
     "router-beside-a-count": ROUTED,
+    "samples-in-the-second-dimension": SECOND_DIMENSION,
     "slope-in-own-step": SLOPE_STEP,
+    "reduced-without-gradient": REDUCED,
     "sum": SUM,
     "sum-in-own-step": OWN_STEP,
     "sum-in-own-step-and-wrap": OWN_STEP + OWN_WRAP,
@@ -252,6 +296,7 @@ CASES = {
     "dataclass-output": DATACLASS_OUTPUT,
     "list-of-samples": LISTED,
     "loss-in-forward": LOSS_IN_FORWARD,
+    "labels-of-own-rows": OFFSET,
     "object-as-output": HIDDEN_OUTPUT,
     "pairs-in-own-step": PAIRED_STEP,
     "pieces-in-own-step": PIECES,

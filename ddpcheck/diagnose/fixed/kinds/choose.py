@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds import (
     averages,
+    collectives,
     counts,
     decisions,
     gathers,
@@ -15,6 +16,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     means,
     noise,
     norms,
+    offsets,
     scales,
     state,
     statistics,
@@ -37,6 +39,8 @@ _FAMILIES = (
     scales.add,
     norms.add,
     means.add,
+    collectives.add,
+    offsets.add,
     gathers.add,
     whole_steps.add,
     wrappers.add,

@@ -106,20 +106,36 @@ _WHOLE_BLOCKS = """\
         return torch.cat(parts).transpose(0, 1).flatten(0, 1)"""
 
 
+_OWN_DIM = """\
+        own = counts[dist.get_rank()]
+        dims = [d for d in ({dim}, 0) if tensor.shape[d : d + 1] == (own,)]
+        if not dims:
+            return tensor
+        tensor = tensor.movedim(dims[0], 0)
+"""
+_WHOLE_DIM = """\
+        parts = [part[:n] for part, n in zip(all_gather(padded), counts)]
+        return torch.cat(parts).movedim(0, dims[0])"""
+
+
 def add_gathered(draft: Draft, wanted: Wanted) -> None:
     """Adds the function that gathers."""
     draft.imports.add("from torch.distributed.nn.functional import all_gather")
     draft.imports.add("from torch.utils._pytree import tree_map_only")
-    has_blocks = Switch.BLOCK_ORDER in wanted.fixes or any(
-        output.blocks > 1 for output in _outputs(wanted)
-    )
+    a_row, own, whole = "a row", _OWN, _WHOLE
+    outputs = _outputs(wanted)
+    dim = max((output.dim for output in outputs), default=0)
+    if Switch.BLOCK_ORDER in wanted.fixes or any(o.blocks > 1 for o in outputs):
+        a_row, own, whole = "rows", _OWN_BLOCKS, _WHOLE_BLOCKS
+    elif dim:  # of the samples
+        own, whole = _OWN_DIM.format(dim=dim), _WHOLE_DIM
     draft.parts["gathered"] = _GATHERED.format(
-        a_row="rows" if has_blocks else "a row",
-        own=_OWN_BLOCKS if has_blocks else _OWN,
-        whole=_WHOLE_BLOCKS.strip() if has_blocks else _WHOLE,
-        mapped=_MAPPED_LISTS.strip() if wanted.attempt else _MAPPED,
+        a_row=a_row,
+        own=own,
+        whole=whole.strip(),
+        mapped=_MAPPED_LISTS.strip() if _has_lists(wanted) else _MAPPED,
     )
-    if wanted.attempt:
+    if _has_lists(wanted):
         draft.imports.add("from torch.utils._pytree import tree_map")
         draft.parts["items_of_all"] = _ITEMS
     register_dataclasses(draft, wanted.facts)
@@ -136,6 +152,14 @@ counts = []
 # Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
 """
+
+
+def _has_lists(wanted: Wanted) -> bool:
+    """Returns whether to look for lists with an item per sample."""
+    may_have = bool(wanted.attempt) and found(wanted.fixes, GlobalLoss) is not None
+    return may_have or any(output.is_list for output in _outputs(wanted))
+
+
 _PAIR = "target, output = gathered(target, counts), gathered(output, {counts})"
 _LISTS = """\
 counts.extend([0] * dist.get_world_size())
@@ -161,7 +185,7 @@ def gather(draft: Draft, wanted: Wanted) -> None:
     is_ragged = any(o.blocks == 1 and not o.dim for o in _outputs(wanted))
     pair = _PAIR.format(counts="[]" if is_ragged else "counts")
     # The first tensor of the targets may be that of one sample.
-    draft.before_loss += _ALL_ROWS.format(pair=_LISTS if wanted.attempt else pair)
+    draft.before_loss += _ALL_ROWS.format(pair=_LISTS if _has_lists(wanted) else pair)
     compute_alone(draft, wanted.facts)
 
 

@@ -24,11 +24,16 @@ def within(mode, forward):
 
 def run_within(draft: Draft, wanted: Wanted, mode: str, *, needs_model: bool) -> None:
     """Runs the ranks' steps within a mode, a class whose code is a part."""
-    draft.imports.add("from torch.utils._pytree import tree_leaves")
-    draft.parts["rows"] = _ROWS
+    add_rows(draft)
     if wanted.facts.has_train_step:
         given = "model, rows(batch)" if needs_model else "rows(batch)"
         draft.around.append(f"{mode}({given})")
         return
     draft.parts["within"] = _WITHIN.format(model="forward.__self__, " * needs_model)
     draft.before_wrap += f"model.forward = within({mode}, model.forward)\n"
+
+
+def add_rows(draft: Draft) -> None:
+    """Adds the function that counts samples."""
+    draft.imports.add("from torch.utils._pytree import tree_leaves")
+    draft.parts["rows"] = _ROWS
