@@ -20,8 +20,8 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         return False
     for name in used:
         draft.imports.add("from torch.distributed.nn import functional as dnn")
-        draft.parts[f"{name}_with_gradient"] = _CODE[name]
-    given = ", ".join(f"{name}={name}_with_gradient" for name in used)
+        draft.parts[f"differentiable_{name}"] = _CODE[name]
+    given = ", ".join(f"{name}=differentiable_{name}" for name in used)
     draft.imports.add("import types")
     draft.at_end["collectives"] = _REPLACED.format(given=given)
     return True
@@ -30,12 +30,12 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
 _IMPORT = re.compile(r"^import torch\.distributed as dist$", re.MULTILINE)
 _CODE = {
     "all_gather": '''\
-def all_gather_with_gradient(parts, tensor, *args, **kwargs):
+def differentiable_all_gather(parts, tensor, *args, **kwargs):
     """Gathers as dist.all_gather; backward sums the gradients of all ranks."""
     parts[:] = dnn.all_gather(tensor)
 ''',
     "all_reduce": '''\
-def all_reduce_with_gradient(tensor, *args, **kwargs):
+def differentiable_all_reduce(tensor, *args, **kwargs):
     """Sums as dist.all_reduce, and backward the gradients of all ranks."""
     tensor.copy_(dnn.all_reduce(tensor.clone(), *args, **kwargs))
 ''',
