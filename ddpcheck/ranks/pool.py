@@ -6,6 +6,9 @@ ranks of a world size from it (crew.py: LocalRank); each joins its process group
 waits for jobs (worker.py: rank_main). A run is one `Job` for all ranks of a crew. Its
 function is a text, "package.module:name": for a run `Mode.entry_point`, which builds
 the user's model and trains it (run/modes/jobs/candidate.py).
+
+`Pool.fresh` has ranks in which no user code has run: those of a server that is forked
+from the first one before its target is imported (preload.py: _fork_spare).
 """
 
 from __future__ import annotations

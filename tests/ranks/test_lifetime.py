@@ -421,3 +421,41 @@ def test_why_there_is_no_process_is_reported(
         pool.wait_for_imports()
         with pytest.raises(NoMoreProcessesError, match=re.escape(expected)):
             pool.run(PID, 2)
+
+
+OF_USER = """
+import colorsys
+def load():
+    return "the user's"
+"""
+OUTSIDE = """
+import sys
+def seen(context):
+    from ddpcheck.ranks.server import preload
+    return "of_user" in sys.modules, "colorsys" in sys.modules, preload.RESULT
+"""
+
+
+def test_fresh_ranks_have_imported_the_libraries_of_the_target_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_user.py").write_text(OF_USER, encoding="utf-8")
+    (tmp_path / "outside.py").write_text(OUTSIDE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    job = Job(function="outside:seen")
+    with Pool(Preload(call="of_user:load")) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        assert pool.run(job, SOLO)[0].value == (True, True, "the user's")
+        pids = []
+        for _ in range(2):
+            with contextlib.closing(pool.fresh()) as fresh:
+                assert fresh.run(job, SOLO)[0].value == (False, True, None)
+                pids.append(fresh.run(PID, SOLO)[0].value)
+        assert len(set(pids)) == 2
+        assert pool.run(job, SOLO)[0].value == (True, True, "the user's")
+        folder, spare = pool.folder, pool.fresh()._server  # noqa: SLF001
+        assert spare is not None
+        assert spare.pid is not None
+        pids.append(spare.pid)
+    _wait_until_gone(pids, folder)
