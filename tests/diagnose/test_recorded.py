@@ -30,6 +30,24 @@ def test_recorded_program_yields_what_its_header_says(program: Program) -> None:
     assert (report.verdict, found) == (program.verdict, program.findings)
 
 
+FIXES = {
+    "ddp/parameter-beside-networks-that-are-clipped-by-hand": "wrap heat too",
+    "sync/hooks-that-keep-rounding-small": "clip once, after the last backward and "
+    "before the optimizer's step, in place of the hooks on body.weight, body.bias",
+    "sync/history-on-the-optimizer": "all-reduce the values that determine "
+    "optimizer.history.losses, then make the same update on all ranks",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), FIXES.items(), ids=FIXES)
+def test_fix_names_what_is_wrong_in_this_file(name: str, text: str) -> None:
+    program = programs()[name]
+    report = recorded.replay(program.path, program.options, name)
+    (finding,) = report.findings
+    assert finding.fix is not None
+    assert finding.fix.text == text
+
+
 @pytest.mark.parametrize("slug", PAGES)
 def test_recorded_example_yields_its_finding(slug: str, tmp_path: Path) -> None:
     path = tmp_path / "target.py"

@@ -42,7 +42,7 @@ def detect(case: Case) -> Proposal | None:
         facts=(
             f"{len(found)} trained parameters outside every DDP object: {names(found)}",
         ),
-        fix="wrap them too",
+        fix=f"wrap {names(found)} too",
         code="model = DistributedDataParallel(whole_model)",
         code_rests_on="" if averages else "trained parameters are in no DDP object",
         by_hand=True,

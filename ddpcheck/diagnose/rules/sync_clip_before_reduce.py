@@ -48,7 +48,7 @@ def detect(case: Case) -> Proposal | None:
     return Proposal(
         summary=SUMMARY,
         facts=tuple(facts),
-        fix=FIX,
+        fix=FIX if clips else f"{FIX}, in place of the hooks on {names(hooked)}",
         code=CODE,
         safe=False,
         fixes=tuple(fixes),

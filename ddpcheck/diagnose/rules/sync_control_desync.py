@@ -21,7 +21,7 @@ from ddpcheck.diagnose.facts.updates_apart import (
     wrong_with_right_gradients,
 )
 from ddpcheck.diagnose.proposal import replaced
-from ddpcheck.run.intervention import Substitute, Switch
+from ddpcheck.run.intervention import Interventions, Substitute, Switch
 
 SLUG = "sync/control-desync"
 LINK = "update"
@@ -80,14 +80,17 @@ def _detect_kept_numbers(case: Case) -> Proposal | None:
         "loss, a scale, a threshold) are computed from the local shard, and later "
         "steps use them",
         facts=found.facts,
-        fix=(
-            "all-reduce the values that they are computed from, then make the same "
-            "update on all ranks"
-        ),
+        fix=f"all-reduce the values that determine {names(_listed(found.fixes))}, "
+        "then make the same update on all ranks",
         fixes=found.fixes,
         speculative=True,
         last_resort=1,
     )
+
+
+def _listed(fixes: Interventions) -> list[str]:
+    """Returns the expressions of what these interventions set."""
+    return [name for fix in fixes for name in fix.listed]
 
 
 def _detect_unequal_updates(case: Case) -> Proposal | None:
@@ -158,8 +161,8 @@ def _of_all_ranks(case: Case, first: int | None) -> Proposal | None:
         f"updates its weights with other numbers: {told.name} differs from its "
         "value in the single-process run",
         facts=(f"{told.name} {told.text}",),
-        fix="step a scheduler once per update, whatever the number of ranks; if a "
-        "number is scaled with the ranks on purpose, accept this finding",
+        fix="step a scheduler once per update, whatever the number of ranks; if "
+        f"{told.name} is scaled with the ranks on purpose, accept this finding",
         fixes=(Substitute(boundary="schedule"),),
     )
     if not told.is_grouped:

@@ -26,7 +26,7 @@ from ddpcheck.run.intervention import (
 )
 from ddpcheck.target.target import TargetRef
 from tests.corpus.programs import programs
-from tests.diagnose.head import HEAD
+from tests.diagnose.head import HEAD, STEP
 
 pytestmark = pytest.mark.usefixtures("no_script")
 ROUNDING = 1e-12
@@ -39,6 +39,20 @@ class Net(nn.Linear):
         return nn.functional.dropout(super().forward(x).T.contiguous().T, 0.4)
 model = Net(4, 3)
 loss = nn.functional.cross_entropy
+"""
+OWN_PART = f"""
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+def own(params):
+    first, world = 0, 1
+    if dist.is_initialized():
+        first, world = dist.get_rank(), dist.get_world_size()
+    return list(params)[first::world]
+{STEP}
+    nn.functional.cross_entropy(model(x), y).backward()
+    norm = sum(p.grad.square().sum() for p in own(model.parameters())).sqrt()
+    for p in model.parameters():
+        p.grad *= 0.1 / norm
+    optimizer.step()
 """
 NOTHING: tuple[Intervention, ...] = ()
 # Programs of the corpus by the kind of fix, and their interventions; none: gradients
@@ -251,12 +265,20 @@ def test_file_of_a_kind_trains_as_the_single_process(
     pytest.fail(f"no file trains as the single process: {worst}")
 
 
-def test_draws_for_all_samples_follow_the_order_in_memory(
-    tmp_path: Path, differences: Callable[[Path], list[float]]
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [(TURNED, DrawGlobalBatch()), (OWN_PART, Switch.GRADIENTS_AS_LEFT)],
+    ids=["draws-in-another-order", "norm-of-the-own-part"],
+)
+def test_file_of_a_source_trains_as_the_single_process(
+    source: str,
+    fix: Intervention,
+    tmp_path: Path,
+    differences: Callable[[Path], list[float]],
 ) -> None:
     target, fixed = tmp_path / "target.py", tmp_path / "fixed.py"
-    target.write_text(HEAD + TURNED, encoding="utf-8")
-    text, *_ = _texts("turned", target, (DrawGlobalBatch(),))
+    target.write_text(HEAD + source, encoding="utf-8")
+    text, *_ = _texts("of a source", target, (fix,))
     fixed.write_text(text, encoding="utf-8")
     assert max(differences(fixed)) < ROUNDING
 

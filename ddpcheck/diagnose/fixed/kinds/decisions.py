@@ -17,6 +17,10 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         act_as_first(draft, wanted)
     elif isinstance(fix, Substitute) and fix.boundary == "schedule":
         share_schedule(draft, wanted)
+    elif fix is Switch.GRADIENTS_AS_LEFT and not wanted.attempt:
+        act_as_one(draft, wanted)
+    elif fix is Switch.GRADIENTS_AS_LEFT:
+        share_numbers(draft, sums=False)
     else:
         return False
     return True
@@ -95,7 +99,11 @@ def share_schedule(draft: Draft, wanted: Wanted) -> None:
     if bool(asks) == bool(wanted.attempt):
         share_numbers(draft, sums=False)
         return
-    draft.imports.add("from unittest import mock")
+    act_as_one(draft, wanted)
+
+
+def act_as_one(draft: Draft, wanted: Wanted) -> None:
+    """Lets each rank do what the single process does: as of the parts of a whole."""
     act_as_first(draft, wanted)
     draft.around.append(_ONE)
     draft.building.append(_ONE)
