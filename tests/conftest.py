@@ -63,14 +63,18 @@ def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def causes_alone(no_script: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """No run of fixed.py either, a third of the time: for tests of findings.
+def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run of fixed.py, which takes as long as the search: new processes train it.
 
-    fixed.py is written, but like a recorded case's it is not run, so each fix keeps the
-    proof that the search gave it. Tests of the file are fixed/test_fixed's; the
-    examples of all pages run theirs.
+    It is written, but like a recorded case's it is not run, so each fix keeps the proof
+    that the search gave it. Tests of the file are those of diagnose/fixed.
     """
     monkeypatch.setattr(Session, "of_file", lambda *_: contextlib.nullcontext())
+
+
+@pytest.fixture
+def causes_alone(no_script: None, no_file: None) -> None:
+    """Neither a smaller run nor fixed.py: for tests of findings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,7 @@ def modes_of(slug: str) -> tuple[str, ...]:
     return of.get(slug.partition("/")[0], ("ddp",))
 
 
+@pytest.mark.usefixtures("no_file")
 @pytest.mark.parametrize(
     "slug", params([s for s in SLUGS if s not in {*HANGS, *RAISES}])
 )
