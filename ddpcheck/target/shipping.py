@@ -140,12 +140,12 @@ def _only_defines(path: Path) -> bool:
         if package(getattr(node, "module", None) or alias.name) == "ddpcheck"
     }
     defines = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    run = [n for n in body if not isinstance(n, defines) and not _is_guard(n)]
+    run = [n for n in body if not isinstance(n, defines) and not is_guard(n)]
     used = {n.id for node in run for n in ast.walk(node) if isinstance(n, ast.Name)}
     return not ours & used
 
 
-def _is_guard(node: ast.stmt) -> bool:
+def is_guard(node: ast.stmt) -> bool:
     """Returns whether it is the `if __name__ == "__main__":` of a script."""
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 

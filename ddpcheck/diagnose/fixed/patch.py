@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from ddpcheck.target import shipping
 from ddpcheck.target.options import DEFINITIONS
 
 _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -117,8 +118,13 @@ def _targets(node: ast.AST) -> list[str]:
 
 
 def _is_used(tree: ast.Module, key: str, place: ast.stmt) -> bool:
-    """Returns whether the file uses the name elsewhere: it would get the new one."""
-    reads = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == key]
+    """Returns whether the file uses the name elsewhere: it would get the new one.
+
+    Not what it does as a script alone.
+    """
+    body = [node for node in tree.body if not shipping.is_guard(node)]
+    nodes = (node for each in body for node in ast.walk(each))
+    reads = [n for n in nodes if isinstance(n, ast.Name) and n.id == key]
     own = 0 if isinstance(place, _DEFINES) else 1
     return len(reads) > own
 

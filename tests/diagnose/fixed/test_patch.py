@@ -36,7 +36,7 @@ def loss(output, target):
 
 
 if __name__ == "__main__":
-    print(model())
+    print(loss(model()(batch[0]), batch[1]))
 '''
 CODE = """\
 def loss(output, target):
