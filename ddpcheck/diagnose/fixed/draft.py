@@ -189,7 +189,10 @@ def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
     if draft.before_loss or draft.loss or draft.after_loss:
         found.append(_loss(draft, names.get("loss", "loss")))
     is_wrapped = draft.before_wrap or draft.after_wrap or draft.options is not None
-    if is_wrapped or (draft.building and facts.has_wrap):
+    # ddpcheck's own DDP looks for unused parameters where there are any; plain DDP
+    # raises in the second step.
+    is_idle = facts.idle and not facts.has_wrap
+    if is_wrapped or is_idle or (draft.building and facts.has_wrap):
         found.append(_wrap(draft, facts, names.get("wrap", "wrap")))
     if draft.optimizer or draft.building:
         found.append(_optimizer(draft, names.get("optimizer", "optimizer")))

@@ -50,7 +50,7 @@ def shard(t: torch.Tensor) -> torch.Tensor:
     return t.tensor_split(dist.get_world_size())[dist.get_rank()]
 
 
-def train(path: str, *, idle: bool = True) -> dict[str, torch.Tensor]:
+def train(path: str) -> dict[str, torch.Tensor]:
     """Returns weights and buffers after training."""
     spec = importlib.util.spec_from_file_location("judged", path)
     assert spec is not None
@@ -62,12 +62,7 @@ def train(path: str, *, idle: bool = True) -> dict[str, torch.Tensor]:
     model = (target.model if is_made else target.model()).double().train()
     wrapped: Any = model
     if dist.is_initialized():
-        usual = DistributedDataParallel
-        wrapped = (
-            target.wrap(model)
-            if hasattr(target, "wrap")
-            else usual(model, find_unused_parameters=idle)
-        )
+        wrapped = getattr(target, "wrap", DistributedDataParallel)(model)
     make = getattr(target, "optimizer", lambda p: torch.optim.SGD(p, lr=0.1))
     optimizer = make(list(wrapped.parameters()))
     for step in range(STEPS):

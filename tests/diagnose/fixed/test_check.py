@@ -135,6 +135,29 @@ def test_each_of_two_causes_shows_what_remains_without_its_part(
     assert all(one and float(one[1]) > 1 for one in found)
 
 
+IDLE = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.unused = nn.Linear(2, 2)
+torch.manual_seed(0)
+model = Net()
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+"""
+
+
+def test_file_of_a_model_with_an_unused_parameter_builds_ddp_for_it(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, written(tmp_path, HEAD + IDLE))
+    assert _proofs(report) == {"file"}
+    fixed = tmp_path / "fixed.py"
+    fixed.write_text(report.fixed, encoding="utf-8")
+    assert max(differences(fixed)) < ROUNDING
+    assert "find_unused_parameters=True" in report.fixed
+
+
 def test_batch_norms_that_ddpcheck_replaces_get_no_file(
     pool: Pool, tmp_path: Path
 ) -> None:
