@@ -150,17 +150,17 @@ def _checked(
                 ranks.compare_with_own()
                 runs = [_run(ranks, specs[0], limit)]
             for spec in specs[1:]:
-                if runs[-1].verdict == "equivalent":
+                if _is_equal(runs[-1]):
                     runs.append(_run(ranks, spec, limit))
-            if runs[-1].verdict != "equivalent":
+            if not _is_equal(runs[-1]):
                 return None
-            verdicts = {spec: _run(ranks, spec, limit).verdict for spec in others}
+            found = {spec: _run(ranks, spec, limit) for spec in others}
     except _NO_RANKS:
         return None
     return Fixed(
         file=written,
-        equal=(*specs, *(s for s, told in verdicts.items() if told == "equivalent")),
-        unequal=tuple(s for s, told in verdicts.items() if told == "divergent"),
+        equal=(*specs, *(s for s, run in found.items() if _is_equal(run))),
+        unequal=tuple(s for s, run in found.items() if run.verdict == "divergent"),
         changes=changes,
         excess=max(map(assemble.worst_excess, runs)),
     )
@@ -188,13 +188,21 @@ def _run(ranks: Session, spec: RunSpec, limit: Tolerance) -> Run:
     return assemble.to_run(ranks.run([spec])[0], limit.rtol)
 
 
+def _is_equal(run: Run) -> bool:
+    """Returns whether all that is judged is equal, also where no step was taken.
+
+    That is no verdict on a program, but what its single process does.
+    """
+    return run.verdict != "divergent" and assemble.worst_excess(run) <= 1
+
+
 def _changes(outcome: RunOutcome, limit: Tolerance) -> str | None:
     """Returns what the file changes of the single process, None if that cannot train.
 
     A sentence with a number, "" where it trains as with the user's file.
     """
     run = assemble.to_run(outcome, limit.rtol)
-    if run.faults or run.verdict == "not-checked":
+    if run.faults:
         return None
     for name in JUDGED:
         worst = getattr(run, name).worst
@@ -203,7 +211,7 @@ def _changes(outcome: RunOutcome, limit: Tolerance) -> str | None:
                 f"single-process {name} differ from those of the file: {worst.name} in "
                 f"step {worst.step + 1} by rel diff {number(worst.rel_diff)}"
             )
-    return _change_of_loss(outcome, limit.rtol) if run.verdict == "equivalent" else None
+    return _change_of_loss(outcome, limit.rtol) if _is_equal(run) else None
 
 
 def _change_of_loss(alone: RunOutcome, rtol: float) -> str:
