@@ -1,11 +1,11 @@
 """Interventions: the changes of a run that prove or disprove a cause.
 
 Each is an object with its description (`describe`), place and kind. A `RunSpec` and a
-rule's proposal hold them as `fixes`. `REGISTRY` lists all. The ranks apply them to the
-run, never to the user's file: see ddpcheck/run/interventions.
+rule's proposal hold them as `fixes`. The ranks apply them to the run, never to the
+user's file: see ddpcheck/run/interventions.
 
 To add one without parameters, add a member to `Switch`; one with parameters is a class
-of its own, listed in `REGISTRY`. Then apply it in ddpcheck/run/interventions/apply.py.
+of its own. Then apply it in ddpcheck/run/interventions/apply.py.
 """
 
 from __future__ import annotations
@@ -105,10 +105,6 @@ class Intervention:
     def in_reference(self) -> bool:
         """Whether the single-process run has it too."""
         return self.meaning.in_reference
-
-    def describe(self) -> str:
-        """Returns what it does, in words that follow "with"."""
-        return describe([self])
 
 
 @unique
@@ -593,26 +589,6 @@ class Substitute(Intervention):
 
 
 Interventions = tuple[Intervention, ...]
-
-REGISTRY: tuple[Switch | type[Intervention], ...] = (
-    *Switch,
-    AverageGradients,
-    CountLoss,
-    CountMicroBatches,
-    DrawGlobalBatch,
-    GlobalLoss,
-    GlobalLossOfOutputs,
-    GlobalModule,
-    OffsetLabels,
-    ScaleDirect,
-    ScaleGradients,
-    ScaleLoss,
-    ScaleOutputs,
-    ScaleTerms,
-    SkipAllReduces,
-    Substitute,
-    SyncBatchNorm,
-)
 
 T = TypeVar("T", bound=Intervention)
 

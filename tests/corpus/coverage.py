@@ -34,12 +34,14 @@ from typing import get_args
 
 from ddpcheck.report.data import Report
 from ddpcheck.report.pages import pages
+from ddpcheck.run import intervention
 from ddpcheck.run.intervention import (
-    REGISTRY,
     Boundary,
     CountMicroBatches,
     GlobalModule,
+    Intervention,
     Meaning,
+    Scale,
     Substitute,
     Switch,
 )
@@ -144,10 +146,13 @@ def _sayings() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 def _meanings() -> Iterator[tuple[str, Meaning]]:
-    for kind in REGISTRY:
-        if isinstance(kind, Switch):
-            yield kind.name, kind.meaning
-        elif kind is GlobalModule:
+    for switch in Switch:
+        yield switch.name, switch.meaning
+    for kind in vars(intervention).values():
+        is_one = isinstance(kind, type) and issubclass(kind, Intervention)
+        if not is_one or kind in (Intervention, Scale, Switch):
+            continue
+        if kind is GlobalModule:
             for hides in (True, False):
                 yield kind.__name__, GlobalModule(hides=hides).meaning
         elif kind is CountMicroBatches:
