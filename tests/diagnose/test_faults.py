@@ -17,6 +17,8 @@ from ddpcheck.report.output import Outputs
 from ddpcheck.report.pages import pages
 from tests.diagnose.test_rules import checked
 
+pytestmark = pytest.mark.usefixtures("causes_alone")
+
 HEAD = """\
 import ctypes, os, random, resource, signal, subprocess, sys, threading, time
 import torch

@@ -15,6 +15,8 @@ from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
+pytestmark = pytest.mark.usefixtures("no_file")
+
 TARGET = """
 import torch
 from torch import nn

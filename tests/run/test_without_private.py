@@ -17,7 +17,11 @@ from ddpcheck.suite import runner
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
-pytestmark = [pytest.mark.corpus, pytest.mark.xdist_group("without")]
+pytestmark = [
+    pytest.mark.corpus,
+    pytest.mark.usefixtures("causes_alone"),
+    pytest.mark.xdist_group("without"),
+]
 OPTIONS = Options(world_sizes=(2,), modes=("ddp",), steps=2)
 
 HEAD = """\

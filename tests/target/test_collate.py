@@ -20,6 +20,8 @@ from ddpcheck.target import collating
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import Target, TargetRef
 
+pytestmark = pytest.mark.usefixtures("no_file")
+
 TEXT = """\
 import torch
 import torch.distributed as dist
