@@ -25,14 +25,14 @@ _TEMPLATE = '''\
 Found by ddpcheck: {summary}
 {numbers} Needs torch only. Exits 1 while {world} ranks differ from one process.
 """
-import {imports}importlib.util, os, signal, sys, tempfile, torch, torch._dynamo, torch.distributed as dist, torch.multiprocessing as mp
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import {imports}faulthandler, importlib.util, os, re, signal, sys, tempfile, torch, torch._dynamo, torch.distributed as dist, torch.multiprocessing as mp; from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PATH, NAMES, ROWS, WITHOUT = {path!r}, {names!r}, {rows}, {without!r}
 WORLD, STEPS, DTYPE, RTOL, DEADLINE_S = {world}, {steps}, torch.{dtype}, {rtol!r}, {deadline_s}
 sys.path.insert(0, {folder!r})
 {load}
 get = lambda name: getattr(module, NAMES.get(name, name), None)
+hung = lambda stack: next((f"at line {{line}} of {{os.path.basename(file)}}, in {{name}}" for file, line, name in re.findall(r'File "(.+)", line (\\d+) in (.+)', stack) if file == PATH), "in the step of this script" if "in train\\n" in stack else "after its last step")
 strip = lambda name: ".".join(part for part in name.split(".") if part != "module")
 {cast}
 
@@ -68,14 +68,14 @@ def train(rank=None):  # one process, or one rank on its rows
     return seen
 
 def run_rank(rank, folder):
-    signal.alarm(DEADLINE_S), dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", WORLD), rank=rank, world_size=WORLD)
+    faulthandler.dump_traceback_later(DEADLINE_S, file=open(f"{{folder}}/{{rank}}.txt", "w")), signal.alarm(DEADLINE_S + 2), dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", WORLD), rank=rank, world_size=WORLD)
     torch.save(train(rank), f"{{folder}}/{{rank}}.pt")
     dist.barrier(), os._exit(0)
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         try: mp.start_processes(run_rank, (folder,), WORLD, start_method="fork")
-        except Exception as error: sys.exit("the ranks fail: " + str(error).strip().splitlines()[-1])
+        except Exception as error: sys.exit("the ranks fail: " + ("; ".join(f"rank {{r}} hangs {{hung(stack)}}" for r in range(WORLD) if (stack := open(f"{{folder}}/{{r}}.txt").read())) or str(error).strip().splitlines()[-1]))
         one, ranks = train(), [torch.load(f"{{folder}}/{{rank}}.pt") for rank in range(WORLD)]
     relative = lambda a, b: float(((b - a).abs().max() / a.abs().max().clamp(min=1e-12)).nan_to_num(torch.inf, torch.inf))
     rows = [(relative(a[n].cdouble(), b[n].cdouble()), n, f"rank {{r}}, record {{i}}") for r, seen in enumerate(ranks)
@@ -113,7 +113,7 @@ class Smallest:
     spec: RunSpec
     run: Run
     unused: bool  # parameters that no gradient reaches
-    deadline_s: int  # of a run of the check, after which ranks hang
+    deadline_s: int  # after which the script takes ranks to hang
     collates: bool = False  # the batch is a list of samples
 
 

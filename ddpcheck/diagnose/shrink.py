@@ -19,6 +19,9 @@ Mended = Callable[[RunSpec], RunSpec]  # the spec with the fixes in force
 
 # Runs that leave modules out: a diagnosis may not take much longer for its script.
 _MOST_TRIALS = 6
+# A rank that does not hang needs less: a start, and a multiple of the single process.
+_LEAST_DEADLINE_S = 5.0
+_SLOWDOWN = 20.0
 
 
 def removable(case: Case | None) -> list[str]:
@@ -156,9 +159,17 @@ def _outcome(session: Session, outcome: RunOutcome, run: Run) -> Smallest:
         spec=outcome.spec,
         run=run,
         unused=bool(facts["idle"]),
-        deadline_s=math.ceil(session.pool.timeout_s),
+        deadline_s=math.ceil(_deadline_s(session, outcome, run)),
         collates=facts.get("collates", False),
     )
+
+
+def _deadline_s(session: Session, outcome: RunOutcome, run: Run) -> float:
+    """Returns the time after which ranks of the script hang: soon, if they do hang."""
+    longest_s = session.pool.timeout_s
+    if {fault.kind for fault in run.faults} != {"hung"}:
+        return longest_s
+    return min(longest_s, _LEAST_DEADLINE_S + _SLOWDOWN * outcome.reference.seconds)
 
 
 def _steps(run: Run) -> int:

@@ -100,6 +100,17 @@ def loss(output, target):
     return nn.functional.cross_entropy(output, target)
 """
 
+HANGS = """
+import torch.distributed as dist
+model = nn.Linear(4, 3)
+STEP = []
+def loss(output, target):
+    STEP.append(0)
+    if dist.is_initialized() and dist.get_rank() == 0 and len(STEP) == 3:
+        dist.recv(torch.ones(1), 1)
+    return nn.functional.cross_entropy(output, target)
+"""
+
 
 def test_script_is_minimal(pool: Pool, tmp_path: Path) -> None:
     script = checked(pool, tmp_path, HEAD + DEEP).reproduce
@@ -163,8 +174,11 @@ def test_script_exits_1_until_the_target_is_mended(pool: Pool, tmp_path: Path) -
         (NOT_A_NUMBER, "inf relative difference  "),
         (COUNT, r"0\.5 relative difference  rows  "),
         (COMPLEX, r"0\.5 relative difference  weight\.grad  "),
-        # Which of the ranks is seen first is open.
-        (RAISES, "the ranks fail: process [01] terminated with signal SIGALRM$"),
+        (
+            RAISES,
+            "the ranks fail: rank 0 hangs in the step of this script; "
+            r"rank 1 hangs at line \d+ of target\.py, in loss$",
+        ),
     ],
     ids=["not-a-number", "count", "complex", "hang"],
 )
@@ -193,6 +207,28 @@ def test_script_shows_every_kind_of_difference(
     lines = [*done.stdout.splitlines(), done.stderr.strip().splitlines()[-1:]]
     assert any(re.match(told, str(line).strip("[]'")) for line in lines), lines
     assert done.returncode == 1
+
+
+def test_script_of_ranks_that_hang_takes_seconds(pool: Pool, tmp_path: Path) -> None:
+    script = checked(pool, tmp_path, HEAD + HANGS).reproduce
+    found = re.search(r"DEADLINE_S = 2, \d, torch.float64, 1e-09, (\d+)\n", script)
+    assert found is not None
+    assert 5 <= int(found[1]) < 30
+    path = tmp_path / "script.py"
+    path.write_text(script.replace(f", {found[1]}\n", ", 2\n"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    lines = (tmp_path / "target.py").read_text(encoding="utf-8").splitlines()
+    number = lines.index("        dist.recv(torch.ones(1), 1)") + 1
+    assert done.stderr.splitlines()[-1] == (
+        f"the ranks fail: rank 0 hangs at line {number} of target.py, in loss; "
+        "rank 1 hangs in the step of this script"
+    )
 
 
 def test_script_of_ranks_that_fail_says_how_and_waits_as_long_as_the_check(
