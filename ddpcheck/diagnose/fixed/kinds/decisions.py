@@ -47,7 +47,7 @@ class Shared(TorchFunctionMode):
 
 
 def shared(number):
-    total = number.detach().double()
+    total = number.detach().clone().double()  # reading changes nothing
     is_condition = number.dtype == torch.bool
     dist.all_reduce(total, dist.ReduceOp.MAX if is_condition else dist.ReduceOp.SUM)
     if not is_condition{unless_count}:
