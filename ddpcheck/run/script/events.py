@@ -37,7 +37,8 @@ class Drawn:
     """One batch that a rank drew.
 
     `samples`: the indices of its samples, or digests of them where the loader has no
-    indices. `step`: the update that came next (from 0).
+    indices. `step`: the update that came next (from 0). `rows`: digests of the rows of
+    the batch, () where they were not made.
     """
 
     loader: int
@@ -45,6 +46,7 @@ class Drawn:
     number: int
     samples: tuple[Any, ...]
     step: int
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,13 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """One step: the numbers of each optimizer's groups before it, and its updates."""
+    """One step: the numbers of each optimizer's groups before it, and its updates.
+
+    `rows`: the lengths of what the wrapped model was given, call by call; () where
+    nothing is wrapped.
+    """
 
     step: int
     updates: int
     groups: tuple[tuple[Group, ...], ...]
+    rows: tuple[int, ...] = ()

@@ -14,13 +14,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from ddpcheck.compare import tree
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
+
+# Digests of a larger batch would take more time than the step.
+_MOST_NUMBERS = 4_000_000
+_SHUFFLE = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,12 +116,12 @@ class _Noting:
 
 def describe(loader: Any, number: int, turn: int) -> Loader:
     """Returns what is known of a loader before a pass over it."""
-    sampler = getattr(loader, "sampler", None)
     batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler = _innermost(loader)
     parts = sampler, batch_sampler
     replicas = [getattr(p, "num_replicas", None) for p in parts]
     replicas += [getattr(p, "num_processes", None) for p in parts]
-    shuffles = getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler")
+    shuffles = getattr(sampler, "shuffle", isinstance(sampler, _SHUFFLE))
     return Loader(
         number=number,
         turn=turn,
@@ -123,6 +134,15 @@ def describe(loader: Any, number: int, turn: int) -> Loader:
         replicas=next((n for n in replicas if n is not None), None),
         is_iterable=isinstance(loader.dataset, IterableDataset),
     )
+
+
+def _innermost(loader: Any) -> Any:
+    """Returns the sampler that gives the order; others may cut it into shards."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    while getattr(batches, "batch_sampler", None) is not None:
+        batches = batches.batch_sampler
+    own = getattr(batches, "sampler", None)
+    return getattr(loader, "sampler", None) if own is None else own
 
 
 def _length(value: Any) -> int | None:
@@ -182,7 +202,8 @@ class Recorder:
                 return
             indices = noting.noted if noting is not None else []
             kept, batch = batch, batch.made if isinstance(batch, Kept) else batch
-            named = _flat(indices[count]) if indices else digests(batch)
+            rows = digests(batch) if not indices or _is_small(batch) else ()
+            named = _flat(indices[count]) if indices else rows
             self.emit(
                 Drawn(
                     loader=number,
@@ -190,6 +211,7 @@ class Recorder:
                     number=count,
                     samples=named,
                     step=self.step,
+                    rows=rows,
                 )
             )
             if self.keeps_data:
@@ -207,6 +229,10 @@ def _flat(index: Any) -> tuple[Any, ...]:
     if isinstance(index, Tensor):
         index = index.tolist()
     return tuple(index) if isinstance(index, list | tuple) else (index,)
+
+
+def _is_small(batch: Any) -> bool:
+    return sum(tensor.numel() for tensor in tree.held(batch)) <= _MOST_NUMBERS
 
 
 def digests(batch: Any) -> tuple[str, ...]:

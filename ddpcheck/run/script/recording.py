@@ -15,6 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
+from ddpcheck.compare import tree
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.model import contents
@@ -77,6 +78,7 @@ class _Recording:
         self.loaders = Loaders(self._begin)
         self.started = time.perf_counter()
         self.seconds = 0.0  # of the checked steps
+        self.rows: list[int] = []  # that the wrapper was given since the last update
 
     def _begin(self, loader: Any, number: int, turn: int) -> Any:
         return self.recorder.begin(self.loaders, loader, number, turn)
@@ -87,6 +89,10 @@ class _Recording:
         with self.loaders.watched():
             while True:
                 is_over = driver.resume() == "ended"
+                if driver.stopped == "wrapped" and driver.wrapped is not None:
+                    driver.wrapped.register_forward_pre_hook(
+                        self._given, with_kwargs=True
+                    )
                 if driver.updates and (is_over or driver.stopped == "draw"):
                     self._end_step(done)
                     done += 1
@@ -108,13 +114,24 @@ class _Recording:
             seconds=self.seconds or time.perf_counter() - self.started,
         )
 
+    def _given(self, _: Any, args: Any, kwargs: Any) -> None:
+        first = next((t for t in tree.held((args, kwargs)) if t.dim()), None)
+        if first is not None:
+            self.rows.append(len(first))
+
     def _end_step(self, step: int) -> None:
         driver, recorder = self.driver, self.recorder
         if step < self.steps:
             _write(self.folder, self.rank, step, recorder)
         self.context.emit(
-            Updated(step=step, updates=driver.updates, groups=_groups(driver))
+            Updated(
+                step=step,
+                updates=driver.updates,
+                groups=_groups(driver),
+                rows=tuple(self.rows),
+            )
         )
+        self.rows.clear()
         recorder.step, driver.updates = step + 1, 0
         if step + 1 == self.steps:
             self.seconds = time.perf_counter() - self.started
