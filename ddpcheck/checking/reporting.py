@@ -110,7 +110,7 @@ def make(
         verdict=verdict,
         exit_code=EXIT_SIGNAL + signal if signal else EXIT_CODES[verdict],
         ended=ended,
-        scope=_scope(base, outcomes),
+        scope=_scope(ref, base, outcomes),
         target=_target_info(ref, base),
         tolerance=limit,
         environment=_environment(base),
@@ -163,13 +163,16 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
     )
 
 
-def _scope(base: ReferenceResult, outcomes: list[RunOutcome]) -> Scope:
+def _scope(ref: TargetRef, base: ReferenceResult, outcomes: list[RunOutcome]) -> Scope:
     """Returns what took part in the training of this target, and what did not."""
     facts = base.facts
     found = {*facts["parts"]}
     for outcome in outcomes:  # a sampler asks for ranks
         found |= {*outcome.facts().get("parts", ())}
     step = "train_step" if facts["has_train_step"] else "loss"
+    if any(name == "script" for name, _ in ref.arguments):
+        step = "the script's own steps"
+        found.add("data loader")  # its batches are those of the ranks
     checked = ["model", step, facts["optimizer"]]
     checked += ["wrap"] * facts["has_wrap"]
     if facts["backwards"] > 1:

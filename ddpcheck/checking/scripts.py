@@ -1,59 +1,104 @@
-"""Checks a training script: the ranks first, then one process on what they drew."""
+"""Checks a training script as it is: the ranks first, then one process on their data.
+
+record(...)           W ranks, and one process, run the script and are recorded
+Recordings.known()    what the ranks drew becomes the batches of all later runs
+checking.check(...)   the script as a target: the single process on these batches,
+and W ranks, compared and diagnosed as any target is
+_with_faults(...)     ranks that failed while they were recorded, which is the
+script's own training
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.checking import checking, opening
-from ddpcheck.ranks.messages import Job, Outcome
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
-from ddpcheck.report.data import Report
+from ddpcheck.checking import checking, opening, reporting
+from ddpcheck.errors import frames
+from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.ranks.messages import Job, Outcome, Raised
+from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.report.data import EXIT_CODES, Fault, Finding, Report, Run
 from ddpcheck.report.progress import Silent
-from ddpcheck.run.session.session import Session
+from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target import script as scripts
 from ddpcheck.target.options import Options
 from ddpcheck.target.script import Known, Script
 from ddpcheck.target.target import TargetRef
+
+DEFAULT_WORLD_SIZES = (2,)
 
 _MODULES = (
     *opening.PRELOAD_FIRST,
     "ddpcheck.run.script.recording",
     "ddpcheck.run.script.as_target",
 )
+_SLUGS = {"raised": "sync/rank-raised", "died": "sync/rank-died"}
 
 
 def check_script(
-    script: Script, options: Options, *, progress: Silent | None = None
+    script: Script,
+    options: Options,
+    *,
+    progress: Silent | None = None,
+    on_verdict: Callable[[Report], None] = lambda _: None,
 ) -> Report:
-    """Checks a script at one world size."""
+    """Checks a script at each world size that is asked for, by default 2.
+
+    Args:
+        script: with its arguments.
+        options: what was asked for.
+        progress: shows the current phase.
+        on_verdict: takes the report.
+
+    Raises:
+        UsageError: script-fails, script-no-training, or as `checking.check`.
+        CannotCheckError: the script hangs as a single process, or kills it.
+    """
     progress = progress or Silent()
-    what = Preload(
-        modules=_MODULES,
-        later=opening.PRELOAD_LATER,
-        libraries=scripts.libraries(script),
+    with _opened(script, options, progress) as pool:
+        report = _merged(
+            [
+                _check(pool, script, world_size, options, progress)
+                for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
+            ]
+        )
+    on_verdict(report)
+    return report
+
+
+def _check(
+    pool: Pool, script: Script, world_size: int, options: Options, progress: Silent
+) -> Report:
+    progress(f"recording {script.name} on {world_size} ranks and as one process")
+    recordings = _record(pool, script, world_size, options)
+    _check_single(script, recordings)
+    faults = recordings.faults()
+    known = recordings.known()
+    if not known.steps:
+        if not faults:
+            raise _no_training(script)
+        unchecked = reporting.unchecked(
+            _ref(script, known), "the ranks failed before the first update", 1
+        )
+        return _with_faults(unchecked, recordings, faults)
+    asked = dataclasses.replace(
+        options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
-    with Pool(what, timeout_s=options.limit_s) as pool:
-        pool.start()
-        progress("importing torch")
-        pool.wait_for_imports()
-        world_size = (options.world_sizes or (2,))[0]
-        recordings = record(pool, script, world_size, options.steps)
-        known = recordings.known()
-        session = Session(pool, _ref(script, known))
-        asked = dataclasses.replace(
-            options,
-            world_sizes=(world_size,),
-            modes=options.modes or ("ddp",),
-            steps=known.steps,
-        )
-        return checking.check(
-            pool, session.ref, asked, session=session, progress=progress
-        )
+    session = Session(pool, _ref(script, known))
+    report = checking.check(
+        pool, session.ref, asked, session=session, progress=progress
+    )
+    pool.retire(world_size)
+    pool.retire(SOLO)
+    return _with_faults(report, recordings, faults)
 
 
 @contextlib.contextmanager
@@ -65,9 +110,17 @@ def _opened(script: Script, options: Options, progress: Silent) -> Iterator[Pool
             modules=_MODULES, later=opening.PRELOAD_LATER, libraries=libraries
         )
         with Pool(what, timeout_s=options.limit_s) as pool:
+            pool.device = options.run_device
             pool.start()
             progress("importing torch and what the script imports")
-            pool.wait_for_imports()
+            try:
+                pool.wait_for_imports()
+            except PreloadError as error:
+                problem = preload_problem(error, script.name)
+                if problem is not None:
+                    raise UsageError(problem) from error
+                message = f"importing torch for {script.name} failed"
+                raise CannotCheckError(message, error.detail) from error
             if not pool.unfit:
                 yield pool
                 return
@@ -84,26 +137,38 @@ def _ref(script: Script, known: Known) -> TargetRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """What the ranks and the single process recorded of a script."""
+    """What the ranks and the single process recorded of a script.
+
+    `asked`: the steps to check. `seconds`: that the ranks took.
+    """
 
     folder: str
     asked: int
     ranks: list[Outcome]
     single: Outcome
+    seconds: float
 
     def known(self) -> Known:
         """Returns what later runs have to know."""
-        steps = min(self.asked, *map(_steps, self.ranks))
         models = [o.value.model for o in self.ranks if o.kind == "done"]
         return Known(
             folder=self.folder,
             world_size=len(self.ranks),
-            steps=steps,
+            steps=min(self.asked, *map(_steps, self.ranks)),
             model=models[0] if models else None,
             passes=tuple(sorted(_passes(self.ranks).items())),
             split=self._split(),
             ahead=tuple(_ahead(self.ranks[0])),
         )
+
+    def faults(self) -> list[Fault]:
+        """Returns the ranks that raised, died or hung."""
+        spec = RunSpec(mode=DDP.name, world_size=len(self.ranks))
+        outcome = RunOutcome(spec=spec, reference=ReferenceResult(), ranks=self.ranks)
+        return [
+            dataclasses.replace(fault, step=_steps(self.ranks[fault.rank]))
+            for fault in assemble.faults_of(outcome)
+        ]
 
     def _split(self) -> int:
         def drawn(outcome: Outcome) -> Counter[int]:
@@ -146,7 +211,9 @@ def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
     return found
 
 
-def record(pool: Pool, script: Script, world_size: int, steps: int) -> Recordings:
+def _record(
+    pool: Pool, script: Script, world_size: int, options: Options
+) -> Recordings:
     """Runs the ranks, and one process, side by side, and records them."""
     folder = pool.folder / f"script{world_size}"
     single = folder / "single"
@@ -154,17 +221,189 @@ def record(pool: Pool, script: Script, world_size: int, steps: int) -> Recording
     jobs = [
         Job(
             function="ddpcheck.run.script.recording:record",
-            arguments={"script": script, "folder": str(place), "steps": steps},
+            arguments={"script": script, "folder": str(place), "steps": options.steps},
         )
         for place in (folder, single)
     ]
     tasks = [pool.submit(jobs[0], world_size), pool.submit(jobs[1], SOLO)]
-    pool.wait(tasks)
-    pool.retire(world_size)
-    pool.retire(SOLO)
+    try:
+        pool.wait(tasks)
+    finally:
+        pool.retire(world_size)
+        pool.retire(SOLO)
     return Recordings(
         folder=str(folder),
-        asked=steps,
+        asked=options.steps,
         ranks=tasks[0].outcomes,
         single=tasks[1].outcomes[0],
+        seconds=tasks[0].seconds,
     )
+
+
+def _check_single(script: Script, recordings: Recordings) -> None:
+    """Raises where the script does not train as a single process.
+
+    Raises:
+        UsageError: script-fails.
+        CannotCheckError: it hangs, or kills its process.
+    """
+    outcome = recordings.single
+    if outcome.kind == "raised":
+        assert outcome.raised is not None
+        raise _fails(script, outcome.raised, recordings)
+    if outcome.kind == "died":
+        message = f"{script.name} ends its process when it runs as a single process"
+        raise CannotCheckError(message, outcome.stack or outcome.stderr)
+    if outcome.kind != "done":
+        message = f"{script.name} hangs as a single process"
+        message += frames.in_users(outcome.stack)
+        raise CannotCheckError(
+            message + "; if it needs longer: --timeout-s", outcome.stack
+        )
+
+
+def _fails(script: Script, raised: Raised, recordings: Recordings) -> UsageError:
+    """Returns the error for a script that raises in the single process."""
+    if raised.type_name == "UsageError":
+        words = raised.message.partition(": ")[2].splitlines()
+        raise CannotCheckError(words[0] if words else raised.message, raised.stack)
+    lines = raised.message.strip().splitlines()
+    where = f" ({raised.where})" if raised.where else ""
+    also = any(o.kind == "raised" for o in recordings.ranks)
+    return UsageError(
+        Problem(
+            slug="script-fails",
+            message=f"{script.name} fails as a single process"
+            + ", and on ranks" * also,
+            expected="a script that trains with WORLD_SIZE=1: the runs are compared "
+            "with it",
+            found=f"{raised.type_name}: {lines[0] if lines else ''}{where}",
+            fix=f"make this work first: torchrun --nproc-per-node 1 {script.name} ...",
+            stack=raised.stack,
+        )
+    )
+
+
+def _no_training(script: Script) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="script-no-training",
+            message=f"{script.name} ended without a step of an optimizer",
+            expected="a script that draws batches and steps a torch optimizer",
+            found="the end of the script",
+            fix="give it the arguments with which it trains",
+        )
+    )
+
+
+def _with_faults(report: Report, recordings: Recordings, faults: list[Fault]) -> Report:
+    """Returns the report with the ranks that failed while they were recorded."""
+    if not faults:
+        return report
+    world_size = len(recordings.ranks)
+    run = Run(
+        mode=DDP.name,
+        world_size=world_size,
+        dtype="asis",
+        verdict="divergent",
+        faults=tuple(faults),
+        seconds=recordings.seconds,
+    )
+    finding = _of_faults(faults, world_size, len(report.runs))
+    runs = (*report.runs, run)
+    return dataclasses.replace(
+        report,
+        verdict="divergent",
+        exit_code=report.exit_code or EXIT_CODES["divergent"],
+        runs=runs,
+        findings=(*report.findings, finding),
+    )
+
+
+def _of_faults(faults: list[Fault], world_size: int, run: int) -> Finding:
+    first = faults[0]
+    lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
+    lines = [
+        line + frames.in_users(fault.stack)
+        for line, fault in zip(lines, faults, strict=True)
+    ]
+    return Finding(
+        slug=_SLUGS.get(first.kind, "sync/rank-hung"),
+        link="sync",
+        runs=(run,),
+        summary=f"on {world_size} ranks the script does not go on where a single "
+        f"process does: rank {first.rank} {_HOW[first.kind]}",
+        facts=tuple(lines),
+        where=place.short if (place := frames.users(first.stack)) else None,
+    )
+
+
+_HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}
+
+
+def _merged(reports: list[Report]) -> Report:
+    """Returns one report of those of several world sizes."""
+    first, *others = reports
+    for other in others:
+        start = len(first.runs)
+        findings = tuple(
+            dataclasses.replace(
+                finding,
+                runs=tuple(index + start for index in finding.runs),
+                proven_runs=tuple(index + start for index in finding.proven_runs),
+            )
+            for finding in other.findings
+        )
+        worst = max((first, other), key=lambda one: _SEVERITY[one.verdict])
+        first = dataclasses.replace(
+            first,
+            verdict=worst.verdict,
+            exit_code=worst.exit_code,
+            runs=first.runs + other.runs,
+            findings=first.findings + findings,
+            not_compared=tuple(dict.fromkeys(first.not_compared + other.not_compared)),
+            warnings=tuple(dict.fromkeys(first.warnings + other.warnings)),
+            seconds=first.seconds + other.seconds,
+        )
+    return first
+
+
+_SEVERITY = {"equivalent": 0, "not-checked": 1, "divergent": 2}
+
+
+_REPRODUCE = '''\
+"""{name}: {slug}
+
+Checks the script again, on as few ranks and steps as show it. Exit code 1: it diverges.
+"""
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "ddpcheck", *{command!r}]
+sys.exit(subprocess.run(COMMAND, cwd={folder!r}).returncode)
+'''
+
+
+def _reproduce(script: Script, report: Report) -> str:
+    """Returns the text of reproduce.py, "" without a divergence."""
+    divergent = [run for run in report.runs if run.verdict == "divergent"]
+    if not divergent:
+        return ""
+    run = min(divergent, key=lambda one: one.world_size)
+    started = ["-m", script.module] if script.module else [script.path]
+    steps = [] if run.faults else ["--steps", str(_first_step(run) + 1)]
+    command = ["run", "--world-sizes", str(run.world_size), *steps, "--no-fix"]
+    return _REPRODUCE.format(
+        name=script.name,
+        slug=report.findings[0].slug if report.findings else "divergence",
+        command=[*command, *started, *script.arguments],
+        folder=script.folder,
+    )
+
+
+def _first_step(run: Run) -> int:
+    """Returns the first step (from 0) in which something differs."""
+    quantities = (run.gradients, run.weights, run.buffers)
+    series = [quantity.excess_by_step for quantity in quantities]
+    bad = [s for one in series for s, excess in enumerate(one) if not excess <= 1]
+    return min(bad, default=0)

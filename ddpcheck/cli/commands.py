@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import sys
@@ -18,6 +19,7 @@ from ddpcheck.report.data import EXIT_NOT_CHECKED, EXIT_SIGNAL, EXIT_USAGE, Repo
 from ddpcheck.report.output import Outputs
 from ddpcheck.report.progress import Progress
 from ddpcheck.target import settings
+from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
 if TYPE_CHECKING:
     from ddpcheck.cli.nodes import Member
@@ -78,14 +80,14 @@ def check(
         check_file = member.check_file
     places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
     known = baselines.load(baseline) if baseline else None
-    called = _Called(path, command, known, baseline)
-    exit_code, is_written = _checked(check_file, ref, options, wanted, called)
+    called = Called(path, command, known, baseline)
+    exit_code, is_written = checked(check_file, ref, options, wanted, called)
     # A check whose file was not written must not exit with success.
     return exit_code or (0 if is_written else EXIT_NOT_CHECKED)
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class Called:
     """The parts of the command line that a report records."""
 
     path: Path
@@ -109,14 +111,14 @@ class _Called:
         return baselines.apply(report, self.known, self.baseline)
 
 
-def _checked(
+def checked(
     check_file: Any,
     ref: TargetRef,
     options: Options,
     wanted: Outputs,
-    called: _Called,
+    called: Called,
 ) -> tuple[int, bool]:
-    """Checks, and shows the verdict as soon as it is known.
+    """Checks with `check_file`, and shows the verdict as soon as it is known.
 
     Returns the exit code, and whether all was written that options ask for.
     """
@@ -162,6 +164,18 @@ def _checked(
         # A file that could not be written has been warned of.
         written.append(output.update(report, wanted))
     return report.exit_code, all(written)
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings that were given, by the names of `Options`."""
+    found = {one.name: getattr(args, one.name) for one in SETTINGS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def names(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the names in the target file that were given."""
+    chosen = {name: getattr(args, f"{name}_fn") for name in DEFINITIONS}
+    return {key: value for key, value in chosen.items() if value is not None}
 
 
 def _split(target: str, names: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

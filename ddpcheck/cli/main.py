@@ -7,24 +7,31 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpcheck.checking import exits, places
-from ddpcheck.cli import arguments, commands
+from ddpcheck.cli import arguments, commands, run_command
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.ranks import messages
 from ddpcheck.report import output, streams
+from ddpcheck.report.data import EXIT_USAGE
 from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
 if TYPE_CHECKING:
     from ddpcheck.cli.nodes import Member
 
 _HELP = """\
-usage: ddpcheck TARGET [options]
+usage: ddpcheck run [options] [-m MODULE | train.py] ARGS...
+       ddpcheck TARGET [options]
        ddpcheck --demo | --suite | --init [PATH] | --explain SLUG | --rules
        ddpcheck --render report.json [--format FORMAT]
 
 Does data-parallel training of this model equal single-process training on the
 global batch? If not: what is the cause, and does the fix remove it?
+
+`run` checks a training script as it is, as torchrun would start it; what follows
+its name is the script's own ({{world_size}} is replaced in it). Of the options, it
+has those that say nothing of a target.
 
 TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
 one. file.py:Net picks the model.
@@ -64,6 +71,8 @@ accept) and in [tool.ddpcheck] of pyproject.toml. Options take precedence, then
 the target file.
 
 examples:
+  ddpcheck run train.py --epochs 1
+  ddpcheck run --world-sizes 2,4 -m package.train --config small.yaml
   ddpcheck mymodel.py
   ddpcheck mymodel.py:Net --world-sizes 3 --modes ddp
   ddpcheck mymodel.py --accept norm/local-batch-stats="frozen after warm-up"
@@ -103,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     member = _member()
     speaks = member is None or member.is_leader
+    run = _run_script if given[:1] == [run_command.NAME] else _run
     code = exits.guarded(
-        lambda: member.run(lambda: _run(given, member)) if member else _run(given),
+        lambda: member.run(lambda: run(given, member)) if member else run(given),
         verbose="-v" in given or "--verbose" in given,
         github=speaks and "--github" in given,
     )
@@ -125,16 +135,7 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
     args = arguments.parser().parse_args(given)
     if member is not None and (args.target is None or args.help) and member.is_idle():
         return 0  # --help, --demo and the like are rank 0's
-    wanted = output.Outputs(
-        json=args.json or "",
-        junit_xml=args.junit_xml or "",
-        sarif=args.sarif or "",
-        github=args.github,
-        report_dir=args.report_dir or "",
-        diff=args.diff,
-        quiet=args.quiet,
-        verbose=args.verbose,
-    )
+    wanted = _wanted(args)
     if args.help:
         streams.write(HELP)
         return 0
@@ -152,12 +153,12 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
     if args.render is not None:
         return commands.render(args.render, args.format or "terminal", wanted)
     if args.suite:
-        return commands.suite(_given(args), wanted)
+        return commands.suite(commands.given(args), wanted)
     command = shlex.join(["ddpcheck", *given])
     return commands.check(
         args.target,
-        _names(args),
-        _given(args),
+        commands.names(args),
+        commands.given(args),
         wanted,
         command=command,
         baseline=args.baseline or "",
@@ -165,11 +166,33 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
     )
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    given = {one.name: getattr(args, one.name) for one in SETTINGS}
-    return {name: value for name, value in given.items() if value is not None}
+def _run_script(given: list[str], member: Member | None = None) -> int:
+    if {"-h", "--help"} & set(run_command.divided(given[1:])[0]):
+        streams.write(HELP)
+        return 0
+    if member is not None:
+        if member.is_idle():
+            return EXIT_USAGE
+        raise usage_error(
+            slug="option-usage",
+            message="ddpcheck run was started by torchrun, and starts ranks itself",
+            expected=run_command.USAGE,
+            found="the variables of a launcher's group: RANK, WORLD_SIZE, ...",
+            fix="start it without torchrun: " + shlex.join(["ddpcheck", *given]),
+        )
+    places.check_working_folder()
+    command = shlex.join(["ddpcheck", *given])
+    return run_command.main(given[1:], _wanted, command=command)
 
 
-def _names(args: argparse.Namespace) -> dict[str, str]:
-    chosen = {name: getattr(args, f"{name}_fn") for name in DEFINITIONS}
-    return {key: value for key, value in chosen.items() if value is not None}
+def _wanted(args: argparse.Namespace) -> output.Outputs:
+    return output.Outputs(
+        json=args.json or "",
+        junit_xml=args.junit_xml or "",
+        sarif=args.sarif or "",
+        github=args.github,
+        report_dir=args.report_dir or "",
+        diff=args.diff,
+        quiet=args.quiet,
+        verbose=args.verbose,
+    )

@@ -51,7 +51,7 @@ def to_run(outcome: RunOutcome, rtol: float) -> Run:
     refusal = _refusal(outcome)
     if refusal:  # the steps before the refusal prove nothing
         quantities = dict.fromkeys(quantities, Quantity())
-    faults = () if refusal else tuple(_faults(outcome))
+    faults = () if refusal else tuple(faults_of(outcome))
     own = not faults and agreement.averages_weights(outcome)
     if own:
         quantities["gradients"] = Quantity()
@@ -272,7 +272,8 @@ def _losses(outcome: RunOutcome, rtol: float) -> Quantity:
     )
 
 
-def _faults(outcome: RunOutcome) -> Iterable[Fault]:
+def faults_of(outcome: RunOutcome) -> Iterable[Fault]:
+    """Yields a fault for each process that raised, died or hung."""
     for rank in (*outcome.ranks, *outcome.servers):
         is_server = rank in outcome.servers
         of = "parameter server: " * is_server
