@@ -14,7 +14,9 @@ from ddpcheck.errors.problem import visible
 # of faulthandler.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
-_MAIN = "in rank_main"  # the frame that only a rank's main thread has
+# Frames that only a rank's main thread has; a script runs in a coroutine of it, whose
+# stack is its own.
+_MAIN = re.compile("in (?:rank_main|script_main)$", re.MULTILINE)
 # Code of this package that handles tensors and calls no code of the target. Paths are
 # relative to the package; a test holds that they exist.
 _OWN_WORK = (
@@ -126,7 +128,7 @@ def main_first(dump: str) -> str:
         return dump
     ends = [*starts[1:], len(dump)]
     threads = [dump[a:b].strip("\n") for a, b in zip(starts, ends, strict=True)]
-    main = next((t for t in threads if _MAIN in t), None)
+    main = next((t for t in threads if _MAIN.search(t)), None)
     main = main or next((t for t in threads if t.startswith("Current")), threads[-1])
     others = [t for t in threads if t is not main]
     return dump[: starts[0]] + "\n\n".join([main, *others]) + "\n"
@@ -136,7 +138,7 @@ def frames(stack: str) -> list[Frame]:
     """Returns the frames of a rank's main thread, the innermost first."""
     parts = _THREAD.split(stack)
     is_dump = len(parts) > 1
-    text = next((part for part in parts if _MAIN in part), parts[-1])
+    text = next((part for part in parts if _MAIN.search(part)), parts[-1])
     return _frames(text) if is_dump else _frames(text)[::-1]
 
 
@@ -156,7 +158,7 @@ def exchanges(stack: str) -> bool:
     found = frames(stack)
     is_ours = bool(found) and found[0].is_own and found[0].is_exchange
     frame = found[0] if is_ours else innermost(stack)
-    others = [_frames(part) for part in _THREAD.split(stack) if _MAIN not in part]
+    others = [_frames(part) for part in _THREAD.split(stack) if not _MAIN.search(part)]
     is_busy = any(
         f.is_users or f.file == "<string>"  # what was given to exec
         for thread in others

@@ -56,7 +56,7 @@ class Driver:
         self.updates = 0
         self.stops_at_draws = True  # also at those without an update before
         self.stopped: Stop | None = None
-        self._coroutine = greenlet.greenlet(self._run)
+        self._coroutine = greenlet.greenlet(self.script_main)
         self._patches = contextlib.ExitStack()
         self._wraps = False
         _kept.append(self)
@@ -79,7 +79,8 @@ class Driver:
             raise
         return self.stopped
 
-    def _run(self) -> Stop:
+    def script_main(self) -> Stop:
+        """Runs the script to its end; stacks name it, see errors/frames.py."""
         try:
             launch.run(self.script, max(1, self.seat.world_size))
         except SystemExit as error:
