@@ -15,7 +15,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ddpcheck.checking import checking, opening, reporting
 from ddpcheck.errors import frames
@@ -25,6 +24,7 @@ from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import EXIT_CODES, Fault, Finding, Report, Run
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.script.events import Drawn, Passed, Updated
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
@@ -172,7 +172,7 @@ class Recordings:
 
     def _split(self) -> int:
         def drawn(outcome: Outcome) -> Counter[int]:
-            return Counter(e.step for e in outcome.progress if _is(e, "Drawn"))
+            return Counter(e.step for e in outcome.progress if isinstance(e, Drawn))
 
         ranks, single = drawn(self.ranks[0]), drawn(self.single)
         step = 1 if 1 in ranks and 1 in single else 0
@@ -180,17 +180,12 @@ class Recordings:
         return world_size if single[step] == world_size * ranks[step] > 0 else 1
 
 
-def _is(event: Any, name: str) -> bool:
-    # The classes are of modules that import torch.
-    return type(event).__name__ == name
-
-
 def _ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
     """Yields the loaders that draw ahead: see Known.
 
     Before the first update such a loader has drawn more than between later ones.
     """
-    drawn = Counter((e.loader, e.step) for e in rank.progress if _is(e, "Drawn"))
+    drawn = Counter((e.loader, e.step) for e in rank.progress if isinstance(e, Drawn))
     for loader in sorted({loader for loader, _ in drawn}):
         used, more = drawn[loader, 1], drawn[loader, 0] - drawn[loader, 1]
         if used and more > 0:
@@ -198,14 +193,14 @@ def _ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
 
 
 def _steps(outcome: Outcome) -> int:
-    return sum(_is(event, "Updated") for event in outcome.progress)
+    return sum(isinstance(event, Updated) for event in outcome.progress)
 
 
 def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for outcome in ranks:
         for event in outcome.progress:
-            if _is(event, "Passed"):
+            if isinstance(event, Passed):
                 key = event.loader, event.turn
                 found[key] = max(event.batches, found.get(key, 0))
     return found

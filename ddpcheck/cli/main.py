@@ -29,9 +29,8 @@ usage: ddpcheck run [options] [-m MODULE | train.py] ARGS...
 Does data-parallel training of this model equal single-process training on the
 global batch? If not: what is the cause, and does the fix remove it?
 
-`run` checks a training script as it is, as torchrun would start it; what follows
-its name is the script's own ({{world_size}} is replaced in it). Of the options, it
-has those that say nothing of a target.
+`run` checks a training script as it is, started as by torchrun. What follows
+its name is the script's own; {{world_size}} is replaced in it.
 
 TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
 one. file.py:Net picks the model.
@@ -71,8 +70,8 @@ accept) and in [tool.ddpcheck] of pyproject.toml. Options take precedence, then
 the target file.
 
 examples:
-  ddpcheck run train.py --epochs 1
-  ddpcheck run --world-sizes 2,4 -m package.train --config small.yaml
+  ddpcheck run train.py data/small.yaml
+  ddpcheck run --world-sizes 2,4 -m package.train
   ddpcheck mymodel.py
   ddpcheck mymodel.py:Net --world-sizes 3 --modes ddp
   ddpcheck mymodel.py --accept norm/local-batch-stats="frozen after warm-up"
