@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_group_of_a_launcher_is_refused(
         def is_idle(self) -> bool:
             return False
 
-        def run(self, function):  # noqa: ANN001, ANN202
+        def run(self, function: Callable[[], int]) -> int:
             return function()
 
         def leave(self, code: int) -> int:
