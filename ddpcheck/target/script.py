@@ -43,13 +43,17 @@ class Script:
 
     One of `path` (a file) and `module` (as after `python -m`) is set. `arguments` are
     the script's own; "{world_size}" in one of them is replaced in each run. `folder` is
-    the working folder of the script.
+    the working folder of the script. `allows_writes`: it may change files and folders
+    that existed before the check. `cuda_as_cpu`: it runs on the CPU where it asks for
+    CUDA.
     """
 
     path: str = ""
     module: str = ""
     arguments: tuple[str, ...] = ()
     folder: str = ""
+    allows_writes: bool = False
+    cuda_as_cpu: bool = False
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ A script that is not resumed any more stays where it is: its process ends withou
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.run.process import isolation
-from ddpcheck.run.script import launch
+from ddpcheck.run.script import launch, traces
 from ddpcheck.target.script import Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "ended"]
@@ -72,6 +73,7 @@ class Driver:
             launch.set_environment(self.seat)
             isolation.seed_everything(_SEED + self.seat.rank)
             self._patches.enter_context(self._patched())
+            self._patches.enter_context(self._without_traces())
         try:
             self.stopped = self._coroutine.switch()
         except BaseException:
@@ -123,6 +125,17 @@ class Driver:
             hook = register_optimizer_step_post_hook(self._stepped)
             stack.callback(hook.remove)
             yield
+
+    def _without_traces(self) -> contextlib.AbstractContextManager[None]:
+        script = self.script
+        own = script.folder, os.path.dirname(script.path)  # noqa: PTH120
+        size = self.seat.world_size
+        return traces.watched(
+            self.seat.folder,
+            str(size or f"single-{os.getpid()}"),
+            own,
+            allows_writes=script.allows_writes,
+        )
 
     def _stepped(self, *_: Any) -> None:
         self.updates += 1

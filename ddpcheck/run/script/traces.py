@@ -1,0 +1,515 @@
+"""Leaves no trace: what existed before the check stays, what a script makes is removed.
+
+An audit hook of Python sees each file that is opened, moved, removed or changed. It
+refuses to change what existed before the check, with an exception that names the path
+and the option that allows it. New files and folders are written down first, in a list
+in the check's folder; `remove` removes them, also after the process was killed.
+
+Not seen: libraries that open files outside of Python (h5py, pyarrow; torch.save,
+torch.jit.save and safetensors are watched by themselves), and child processes other
+than forks. What these make in a folder that the script made is removed with it.
+
+*Source*: https://docs.python.org/3/library/audit_events.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPTION = "--allow-writes"
+_LIST = "traces.jsonl"
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
+# Of clients that send runs to a server: a check must not appear among a team's runs.
+_TRACKERS = {
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "COMET_MODE": "DISABLED",
+    "COMET_START_ONLINE": "0",
+    "SWANLAB_MODE": "disabled",
+}
+# Of clients that load models and data, unless the user says otherwise.
+_HUBS = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+# Folders of caches, which no program may rely on.
+_CACHES = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "TORCH_HOME",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "MPLCONFIGDIR",
+    "NUMBA_CACHE_DIR",
+)
+_IN_HOME = (".cache", ".triton", ".nv", ".config/matplotlib")
+_ASKS = "_asks_ddpcheck"  # a function that is wrapped already
+_OF_SQLITE = ("", "-journal", "-wal", "-shm")
+_SYSTEM = ("/dev", "/proc", "/sys", "/var/tmp")  # noqa: S108 (scripts use it)
+# Functions that open files outside of Python: module, name, place of the path.
+_WRITERS = (
+    ("torch", "save", 1, "f"),
+    ("torch.serialization", "save", 1, "f"),
+    ("torch.jit", "save", 1, "f"),
+    ("safetensors", "serialize_file", 1, "filename"),
+    ("safetensors.torch", "serialize_file", 1, "filename"),
+    ("safetensors.numpy", "serialize_file", 1, "filename"),
+)
+
+
+class WriteRefusedError(PermissionError):
+    """The script was about to change what existed before the check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """What a script was not allowed to do, whether or not it noticed.
+
+    `how`: "overwrite", "remove", "move", "change".
+    """
+
+    path: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What the processes of a check have written down, in order, each once."""
+
+    made: tuple[str, ...]
+    refused: tuple[Refused, ...]
+    programs: tuple[str, ...]  # that the script started; what they write is not seen
+
+
+@contextlib.contextmanager
+def watched(
+    folder: str, name: str, own: tuple[str, ...], *, allows_writes: bool = False
+) -> Iterator[None]:
+    """Watches what this process writes, within the context.
+
+    Args:
+        folder: of the check, where the list is.
+        name: of the processes that share a folder for temporary files.
+        own: the script's folders, protected also within the temporary folder.
+        allows_writes: whether it may change what existed.
+    """
+    global _keeper  # noqa: PLW0603 (a hook cannot be removed, and reads this)
+    before = _keeper
+    if before is None or before.folder != Path(folder):
+        _keeper = _Keeper(Path(folder), name, own, allows_writes=allows_writes)
+        _hook_once()
+    with contextlib.ExitStack() as stack:
+        assert _keeper is not None
+        _set_environment(_keeper)
+        for writer in _WRITERS:
+            stack.enter_context(_wrapped(*writer[:2], _checked_first(*writer[2:])))
+        for module in ("sqlite3", "sqlite3.dbapi2"):
+            stack.enter_context(_wrapped(module, "connect", _read_only))
+        try:
+            yield
+        finally:
+            _keeper = before
+
+
+def _set_environment(keeper: _Keeper) -> None:
+    tracking = {"MLFLOW_TRACKING_URI": f"file:{keeper.temporary}/mlruns"}
+    os.environ.update(_TRACKERS | tracking)
+    for variable, value in _HUBS.items():
+        os.environ.setdefault(variable, value)
+    os.environ["TMPDIR"] = tempfile.tempdir = keeper.temporary
+    # No __pycache__ appears next to the user's modules.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+
+
+def read(folder: str) -> Traces:
+    """Returns what the processes of a check have written down."""
+    entries = _entries(Path(folder))
+    refused = [
+        Refused(path=path, how=how)
+        for kind, path, *how_ in entries
+        if kind == "refused"
+        for how in how_
+    ]
+    return Traces(
+        made=tuple(dict.fromkeys(e[1] for e in entries if e[0] == "made")),
+        refused=tuple(dict.fromkeys(refused)),
+        programs=tuple(dict.fromkeys(e[1] for e in entries if e[0] == "program")),
+    )
+
+
+def remove(folder: str) -> list[str]:
+    """Removes what a check has made, newest first; returns what it could not remove.
+
+    Folders that existed before get back their time of modification.
+    """
+    entries = _entries(Path(folder))
+    kept = {entry[1] for entry in entries if entry[0] == "kept"}
+    made = [entry for entry in entries if entry[0] == "made"]
+    left = [
+        path
+        for path in dict.fromkeys(entry[1] for entry in reversed(made))
+        if not _is_within_any(kept, path) and not _removed(path, kept)
+    ]
+    for _, _, parent, times in reversed(made):  # the earliest is written last
+        if times and not any(os.path.dirname(path) == parent for path in left):  # noqa: PTH120
+            with contextlib.suppress(OSError):
+                os.utime(parent, ns=tuple(times))
+    return left
+
+
+def _removed(path: str, kept: set[str]) -> bool:
+    """Removes a path; returns whether it is gone."""
+    try:
+        if path in kept:
+            return False
+        if not os.path.isdir(path) or os.path.islink(path):  # noqa: PTH112, PTH114
+            os.unlink(path)  # noqa: PTH108
+        elif any(_is_within(one, path) for one in kept):
+            for name in os.listdir(path):  # noqa: PTH208
+                _removed(f"{path}/{name}", kept)
+            return False
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _entries(folder: Path) -> list[list[Any]]:
+    try:
+        text = (folder / _LIST).read_text(encoding="utf-8")
+    except OSError:
+        return []
+    # The last line is incomplete if the process was killed while it wrote.
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_within_any(folders: set[str], path: str) -> bool:
+    """Returns whether a path, or a folder that it is in, is among these."""
+    while path not in folders:
+        above = os.path.dirname(path)  # noqa: PTH120
+        if above == path:
+            return False
+        path = above
+    return True
+
+
+_keeper: _Keeper | None = None
+_within_hook = threading.local()
+
+
+@functools.cache
+def _hook_once() -> None:
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _keeper is None:
+        return
+    handle = _EVENTS.get(event)
+    if handle is None or getattr(_within_hook, "is_on", False):
+        return
+    _within_hook.is_on = True
+    try:
+        handle(_keeper, arguments)
+    finally:
+        _within_hook.is_on = False
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Decides on each write, and writes down what is made and what is refused."""
+
+    folder: Path
+    name: str
+    own: tuple[str, ...]
+    allows_writes: bool = field(kw_only=True)
+    descriptor: int = field(init=False)
+    # Processes of other runs, which do the same at the same time, have another.
+    temporary: str = field(init=False)
+    places: dict[str, bool] = field(init=False)  # folder: whether all is allowed in it
+    known: set[str] = field(default_factory=set)  # made or kept, by any process
+    read_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.descriptor = os.open(self.folder / _LIST, flags, 0o600)
+        home = os.path.expanduser("~")  # noqa: PTH111
+        system = os.path.realpath(tempfile.gettempdir())
+        self.temporary = f"{system}/{self.folder.name}-{self.name}"
+        self.write("made", self.temporary, system, None)
+        os.makedirs(self.temporary, exist_ok=True)  # noqa: PTH103
+        free = [system, *_SYSTEM]
+        free += [f"{home}/{name}" for name in _IN_HOME]
+        free += [os.environ[name] for name in _CACHES if os.environ.get(name)]
+        self.places = {os.path.realpath(place): True for place in free}
+        self.places |= {os.path.realpath(place): False for place in self.own if place}
+        self.places |= {os.path.realpath(self.folder): True, self.temporary: True}
+
+    def is_free(self, path: str) -> bool:
+        """Returns whether anything may be done to a path: by the innermost place."""
+        inside = [place for place in self.places if _is_within(path, place)]
+        return bool(inside) and self.places[max(inside, key=len)]
+
+    def is_made(self, path: str) -> bool:
+        """Returns whether the check has made a path, in this or another process."""
+        if _is_within_any(self.known, path):
+            return True
+        while data := os.pread(self.descriptor, 1 << 20, self.read_bytes):
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole:
+                break
+            self.read_bytes += len(whole)
+            for line in whole.splitlines():
+                kind, made, *_ = json.loads(line)
+                if kind == "made":
+                    self.known.add(made)
+        return _is_within_any(self.known, path)
+
+    def write(self, *entry: Any) -> None:
+        """Adds a line to the list, whole, whatever other processes write."""
+        os.write(self.descriptor, json.dumps(entry).encode("ascii") + b"\n")
+
+    def makes(self, path: str) -> None:
+        """Writes down what is about to be made, unless it exists."""
+        if self.is_free(path) or os.path.lexists(path) or self.is_made(path):
+            return
+        parent = os.path.dirname(path)  # noqa: PTH120
+        try:
+            status = os.stat(parent)  # noqa: PTH116
+        except OSError:
+            return  # it cannot be made
+        times = [status.st_atime_ns, status.st_mtime_ns]
+        self.write("made", path, parent, None if self.is_made(parent) else times)
+        self.known.add(path)
+
+    def keeps(self, path: str) -> bool:
+        """Returns whether a path existed before the check, and must stay as it was."""
+        if self.allows_writes or self.is_free(path) or self.is_made(path):
+            return False
+        return os.path.lexists(path)
+
+    def changes(self, path: str, how: str) -> None:
+        """Raises unless a path is free, is made by the check, or does not exist.
+
+        Raises:
+            WriteRefusedError: it existed before.
+        """
+        if not self.keeps(path):
+            return
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and how == "overwrite":
+            return  # a device, a pipe
+        self.write("refused", path, how)
+        raise WriteRefusedError(
+            f"ddpcheck refuses to {how} {path}, which existed before the check; "
+            f"{OPTION} allows it"
+        )
+
+    def moves(self, source: str, target: str) -> None:
+        """Decides on a file that gets another name."""
+        self.changes(source, "move")
+        self.changes(target, "overwrite")
+        if self.is_free(source) or self.is_made(source):
+            self.makes(target)
+        else:  # the user's, as writes are allowed
+            self.write("kept", target)
+
+    def opens(self, path: str, *, creates: bool) -> None:
+        """Decides on a file that is opened to be written."""
+        path = os.path.realpath(path)
+        if os.path.isdir(path):  # noqa: PTH112
+            return  # O_TMPFILE, or an error
+        if os.path.exists(path):  # noqa: PTH110
+            self.changes(path, "overwrite")
+        elif creates:
+            self.makes(path)
+
+
+def _named(path: Any, folder: Any = -1) -> str | None:
+    """Returns a path without links in its folders; None for what is no path."""
+    if isinstance(path, int) or path is None:
+        return None
+    text = os.fsdecode(path)
+    if isinstance(folder, int) and folder >= 0:
+        try:
+            text = f"{os.readlink(f'/proc/self/fd/{folder}')}/{text}"  # noqa: PTH115
+        except OSError:
+            return None
+    text = os.path.abspath(text)  # noqa: PTH100
+    parent, name = os.path.split(text)
+    return os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+
+
+def _open(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    path, _, flags = arguments
+    if isinstance(flags, int) and flags & _WRITES and (named := _named(path)):
+        keeper.opens(named, creates=bool(flags & os.O_CREAT))
+
+
+def _mkdir(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    if path := _named(arguments[0], arguments[-1]):
+        keeper.makes(path)
+
+
+def _rename(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    source, target = _named(arguments[0], arguments[2]), _named(*arguments[1:4:2])
+    if source and target:
+        keeper.moves(source, target)
+
+
+def _link(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    source, target = _named(arguments[0], arguments[2]), _named(*arguments[1:4:2])
+    if source and target:
+        # What is written by the one name changes the other.
+        keeper.changes(source, "change")
+        keeper.makes(target)
+
+
+def _symlink(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    if path := _named(*arguments[1:3]):
+        keeper.makes(path)
+
+
+def _remove(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    if path := _named(arguments[0], arguments[-1]):
+        keeper.changes(path, "remove")
+
+
+def _change(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    """Decides on a call whose last argument is the descriptor of a folder."""
+    if path := _named(arguments[0], arguments[-1]):
+        keeper.changes(path, "change")
+
+
+def _truncate(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    if path := _named(arguments[0]):
+        keeper.changes(path, "change")
+
+
+def _move(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    """Writes down where a file of the user's goes that is copied and removed."""
+    source, target = map(_named, arguments[:2])
+    if source and target:
+        if os.path.isdir(target):  # noqa: PTH112
+            target = f"{target}/{os.path.basename(source)}"  # noqa: PTH119
+        keeper.moves(source, target)
+
+
+def _sqlite(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    path = _database(arguments[0])
+    if path and not os.path.exists(path):  # noqa: PTH110
+        for suffix in _OF_SQLITE:
+            keeper.makes(path + suffix)
+
+
+def _database(given: Any) -> str | None:
+    """Returns the file of a database, None for one in memory."""
+    text = os.fsdecode(given)
+    name = text.removeprefix("file:").partition("?")[0]
+    in_memory = "mode=memory" in text or name in ("", ":memory:")
+    return None if in_memory else _named(name)
+
+
+def _program(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
+    keeper.write("program", os.fsdecode(arguments[0] or b""))
+
+
+_EVENTS: dict[str, Callable[[_Keeper, tuple[Any, ...]], None]] = {
+    "open": _open,
+    "os.chmod": _change,
+    "os.chown": _change,
+    "os.link": _link,
+    "os.mkdir": _mkdir,
+    "os.remove": _remove,
+    "os.rename": _rename,
+    "os.rmdir": _remove,
+    "os.setxattr": _truncate,
+    "os.symlink": _symlink,
+    "os.system": _program,
+    "os.truncate": _truncate,
+    "os.utime": _change,
+    "shutil.move": _move,
+    "shutil.rmtree": _remove,
+    "sqlite3.connect": _sqlite,
+    "subprocess.Popen": _program,
+}
+
+
+Function = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _wrapped(
+    module: str, name: str, make: Callable[[Function], Function]
+) -> Iterator[None]:
+    """Replaces a function of a module, if it has it, by what `make` makes of it."""
+    try:
+        owner = importlib.import_module(module)
+        function = getattr(owner, name)
+    except (ImportError, AttributeError):
+        function = None
+    if function is None or hasattr(function, _ASKS):
+        yield
+        return
+    made = functools.wraps(function)(make(function))
+    setattr(made, _ASKS, True)
+    setattr(owner, name, made)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+
+
+def _checked_first(place: int, keyword: str) -> Callable[[Function], Function]:
+    """Makes a function that opens a file outside of Python ask before."""
+
+    def make(function: Function) -> Function:
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            path = args[place] if len(args) > place else kwargs.get(keyword)
+            if _keeper is not None and isinstance(path, (str, bytes, os.PathLike)):
+                _open(_keeper, (path, None, os.O_WRONLY | os.O_CREAT))
+            return function(*args, **kwargs)
+
+        return asking
+
+    return make
+
+
+def _read_only(connect: Function) -> Function:
+    """Opens a database that existed to be read: sqlite3 does not say what for."""
+
+    def connecting(*args: Any, **kwargs: Any) -> Any:
+        path = _database(args[0] if args else kwargs["database"])
+        keeps = _keeper is not None and path is not None and _keeper.keeps(path)
+        connection = connect(*args, **kwargs)
+        if keeps:
+            connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    return connecting

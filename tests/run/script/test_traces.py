@@ -1,0 +1,253 @@
+"""What a script writes is removed, and what existed before stays as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.run.script import traces
+
+# Runs a script to its end by the driver, as a single process of a check does.
+PROGRAM = """
+import sys
+from ddpcheck.ranks.messages import Seat
+from ddpcheck.run.script.driver import Driver
+from ddpcheck.target.script import Script
+
+path, folder, allows = sys.argv[1:]
+seat = Seat(rank=0, world_size=0, folder=folder, name="solo-0", timeout_s=60.0)
+script = Script(
+    path=path, folder=path.rpartition("/")[0], allows_writes=allows == "True"
+)
+driver = Driver(script, seat)
+while driver.resume() != "ended":
+    pass
+"""
+REFUSED = "which existed before the check; --allow-writes allows it"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of a user's, in the temporary folder, with what a run has left."""
+    folder = tmp_path / "project"
+    (folder / "out" / "old").mkdir(parents=True)
+    (folder / "out" / "old" / "ckpt.pt").write_bytes(b"weights")
+    (folder / "out" / "latest.pt").write_bytes(b"more weights")
+    (folder / "train.log").write_text("epoch 0\n", encoding="utf-8")
+    (folder / "data.db").write_bytes(b"")
+    (folder / "run.sh").write_text("true\n", encoding="utf-8")
+    (folder / "run.sh").chmod(0o750)
+    (folder / "link").symlink_to("train.log")
+    (folder / "module.py").write_text("NAME = 'module'\n", encoding="utf-8")
+    (folder / "train.py").write_text("", encoding="utf-8")
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, (10**9, 10**9), follow_symlinks=False)
+    return folder
+
+
+def _look(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Returns the bytes, the mode and the time of each path in a folder, and of it."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in [folder, *folder.rglob("*")]:
+        status = path.lstat()
+        data = b""
+        if path.is_symlink():
+            data = str(path.readlink()).encode()
+        elif path.is_file():
+            data = path.read_bytes()
+        name = str(path.relative_to(folder))
+        found[name] = data, status.st_mode, status.st_mtime_ns, status.st_nlink
+    return found
+
+
+def _run(
+    project: Path, text: str, *, allows_writes: bool = False
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    script = project / "train.py"
+    times = script.stat().st_mtime_ns, project.stat().st_mtime_ns
+    script.write_text(text, encoding="utf-8")
+    os.utime(script, ns=times)
+    folder = project.parent / "check"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(script), str(folder), str(allows_writes)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done, folder
+
+
+WRITES = """
+import logging, os, pathlib, shutil, sqlite3, sys, tempfile
+import numpy as np
+import torch
+import module
+from safetensors.torch import save_file
+from torch import nn
+
+os.makedirs("runs/a/b")
+os.makedirs("out/old", exist_ok=True)
+pathlib.Path("out/step1").mkdir()
+torch.save({"step": 1}, "out/step1/ckpt.pt")
+torch.save({"step": 1}, pathlib.Path("out/new.pt"))
+assert torch.load("out/new.pt") == {"step": 1}
+torch.jit.save(torch.jit.script(nn.Linear(2, 2)), "scripted.pt")
+save_file({"w": torch.ones(2)}, "out/model.safetensors")
+np.save("runs/a/array.npy", np.ones(3))
+with open("runs/a/log.txt", "w") as stream:
+    stream.write("epoch 0")
+with open("runs/a/log.txt", "a") as stream:
+    stream.write("epoch 1")
+logging.FileHandler("new.log").emit(logging.makeLogRecord({"msg": "hello"}))
+with open("config.tmp", "w") as stream:
+    stream.write("a: 1")
+os.replace("config.tmp", "config.yaml")
+os.chmod("config.yaml", 0o600)
+os.symlink("config.yaml", "latest")
+os.link("config.yaml", "runs/hard")
+shutil.copytree("runs/a", "runs/copy")
+shutil.move("runs/copy", "moved")
+shutil.rmtree("moved")
+os.mkdir("gone")
+os.rmdir("gone")
+connection = sqlite3.connect("study.db")
+connection.execute("create table t (x)")
+connection.commit()
+temporary = tempfile.mkdtemp()
+open(os.path.join(temporary, "left"), "w").close()
+os.system("touch runs/by-touch")
+fork = os.fork()
+if not fork:
+    open("by-a-fork", "w").close()
+    os._exit(0)
+os.waitpid(fork, 0)
+open("/dev/null", "w").close()
+"""
+
+
+def test_script_that_writes_new_files_leaves_none(project: Path) -> None:
+    before = _look(project)
+    done, folder = _run(project, WRITES)
+    assert done.returncode == 0, done.stderr
+    assert (project / "out" / "step1" / "ckpt.pt").exists()
+    found = traces.read(str(folder))
+    assert found.refused == ()
+    assert found.programs == ("touch runs/by-touch",)
+    assert traces.remove(str(folder)) == []
+    after = _look(project)
+    after["train.py"] = before["train.py"]
+    assert after == before
+
+
+# Code that changes what existed, how it does, and what.
+CASES = [
+    ("open('train.log', 'w')", "overwrite", "train.log"),
+    ("open('train.log', 'a')", "overwrite", "train.log"),
+    ("open('train.log', 'r+')", "overwrite", "train.log"),
+    ("open('link', 'w')", "overwrite", "train.log"),
+    ("__import__('logging').FileHandler('train.log')", "overwrite", "train.log"),
+    ("torch.save(1, 'out/latest.pt')", "overwrite", "out/latest.pt"),
+    ("torch.save(1, pathlib.Path('out/latest.pt'))", "overwrite", "out/latest.pt"),
+    (
+        "torch.jit.save(torch.jit.script(torch.nn.ReLU()), 'out/latest.pt')",
+        "overwrite",
+        "out/latest.pt",
+    ),
+    (
+        "import safetensors.torch as s; s.save_file({}, 'out/latest.pt')",
+        "overwrite",
+        "out/latest.pt",
+    ),
+    ("os.remove('out/latest.pt')", "remove", "out/latest.pt"),
+    ("pathlib.Path('link').unlink()", "remove", "link"),
+    ("shutil.rmtree('out')", "remove", "out"),
+    ("os.rename('out/old', 'out/older')", "move", "out/old"),
+    ("shutil.move('train.log', '/tmp/x')", "move", "train.log"),
+    (
+        "open('t', 'w').close(); os.replace('t', 'train.log')",
+        "overwrite",
+        "train.log",
+    ),
+    ("os.truncate('train.log', 2)", "change", "train.log"),
+    ("os.chmod('run.sh', 0o600)", "change", "run.sh"),
+    ("os.utime('run.sh')", "change", "run.sh"),
+    ("os.link('run.sh', 'hard')", "change", "run.sh"),
+]
+# Each is swallowed: the list still has it.
+REFUSALS = "import os, pathlib, shutil\nimport torch\n" + "".join(
+    f"try:\n    {code}\nexcept OSError as error:\n    print(error)\n"
+    for code, _, _ in CASES
+)
+
+
+def test_script_that_changes_what_existed_is_refused(project: Path) -> None:
+    before = _look(project)
+    done, folder = _run(project, REFUSALS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"ddpcheck refuses to {how} {project / name}, {REFUSED}"
+        for _, how, name in CASES
+    ]
+    expected = [
+        traces.Refused(path=str(project / name), how=how) for _, how, name in CASES
+    ]
+    found = traces.read(str(folder)).refused
+    assert found == tuple(dict.fromkeys(expected))
+    assert traces.remove(str(folder)) == []
+    after = _look(project)
+    after["train.py"] = before["train.py"]
+    assert after == before
+
+
+# Ends as a rank does that hangs: by SIGKILL.
+ALLOWED = """
+import os, shutil, signal
+os.makedirs("new/folder")
+shutil.move("train.log", "new/folder")
+os.rename("run.sh", "new/run.sh")
+open("out/latest.pt", "w").close()
+open("out/next.pt", "w").close()
+open("new/next.pt", "w").close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_script_that_may_write_keeps_what_existed_where_it_was_moved(
+    project: Path,
+) -> None:
+    done, folder = _run(project, ALLOWED, allows_writes=True)
+    assert done.returncode == -9, done.stderr
+    assert traces.remove(str(folder)) == [f"{project}/new"]
+    assert (project / "new" / "folder" / "train.log").read_text() == "epoch 0\n"
+    assert (project / "new" / "run.sh").exists()
+    assert not (project / "new" / "next.pt").exists()
+    assert not (project / "out" / "next.pt").exists()
+    assert (project / "out" / "latest.pt").read_bytes() == b""
+
+
+DATABASE = """
+import sqlite3
+connection = sqlite3.connect("data.db")
+print(connection.execute("select count(*) from sqlite_master").fetchone())
+try:
+    connection.execute("create table t (x)")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+def test_database_that_existed_can_be_read_but_not_written(project: Path) -> None:
+    done, _ = _run(project, DATABASE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(0,)\nattempt to write a readonly database\n"
+    assert (project / "data.db").read_bytes() == b""
+
+
+def test_remove_of_a_check_that_made_nothing_removes_nothing(tmp_path: Path) -> None:
+    assert traces.remove(str(tmp_path)) == []
+    assert traces.read(str(tmp_path)).made == ()
