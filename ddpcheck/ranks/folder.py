@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from ddpcheck.compare import space
+from ddpcheck.ranks import made
 
 _PREFIX = "ddpcheck-"
 _LOCK = "lock"
@@ -65,7 +66,7 @@ def sweep(base: Path) -> None:
     for path in base.glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid() and _is_left(path):
-                remove(path)
+                _remove_both(path)
 
 
 def on_disk(folder: Path) -> Path:
@@ -106,7 +107,12 @@ def place(folder: Path, size: int) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Removes both folders of a session."""
+    """Removes both folders of a session, and what its processes made elsewhere."""
+    made.remove(folder)
+    _remove_both(folder)
+
+
+def _remove_both(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(on_disk(folder), ignore_errors=True)
 

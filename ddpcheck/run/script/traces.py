@@ -3,7 +3,7 @@
 An audit hook of Python sees each file that is opened, moved, removed or changed. It
 refuses to change what existed before the check, with an exception that names the path
 and the option that allows it. New files and folders are written down first, in a list
-in the check's folder; `remove` removes them, also after the process was killed.
+in the session's folder, and removed with it (ranks/made.py).
 
 Not seen: libraries that open files outside of Python (h5py, pyarrow; torch.save,
 torch.jit.save and safetensors are watched by themselves), and child processes other
@@ -19,7 +19,6 @@ import functools
 import importlib
 import json
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -29,8 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.ranks import made
+
 OPTION = "--allow-writes"
-_LIST = "traces.jsonl"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 # Of clients that send runs to a server: a check must not appear among a team's runs.
 _TRACKERS = {
@@ -61,7 +61,7 @@ _CACHES = (
     "NUMBA_CACHE_DIR",
 )
 _IN_HOME = (".cache", ".triton", ".nv", ".config/matplotlib")
-_ASKS = "_asks_ddpcheck"  # a function that is wrapped already
+_ASKS = "asks_ddpcheck"  # a function that is wrapped already
 _OF_SQLITE = ("", "-journal", "-wal", "-shm")
 _SYSTEM = ("/dev", "/proc", "/sys", "/var/tmp")  # noqa: S108 (scripts use it)
 # Functions that open files outside of Python: module, name, place of the path.
@@ -77,26 +77,6 @@ _WRITERS = (
 
 class WriteRefusedError(PermissionError):
     """The script was about to change what existed before the check."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """What a script was not allowed to do, whether or not it noticed.
-
-    `how`: "overwrite", "remove", "move", "change".
-    """
-
-    path: str
-    how: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """What the processes of a check have written down, in order, each once."""
-
-    made: tuple[str, ...]
-    refused: tuple[Refused, ...]
-    programs: tuple[str, ...]  # that the script started; what they write is not seen
 
 
 @contextlib.contextmanager
@@ -140,85 +120,6 @@ def _set_environment(keeper: _Keeper) -> None:
     sys.dont_write_bytecode = True
 
 
-def read(folder: str) -> Traces:
-    """Returns what the processes of a check have written down."""
-    entries = _entries(Path(folder))
-    refused = [
-        Refused(path=path, how=how)
-        for kind, path, *how_ in entries
-        if kind == "refused"
-        for how in how_
-    ]
-    return Traces(
-        made=tuple(dict.fromkeys(e[1] for e in entries if e[0] == "made")),
-        refused=tuple(dict.fromkeys(refused)),
-        programs=tuple(dict.fromkeys(e[1] for e in entries if e[0] == "program")),
-    )
-
-
-def remove(folder: str) -> list[str]:
-    """Removes what a check has made, newest first; returns what it could not remove.
-
-    Folders that existed before get back their time of modification.
-    """
-    entries = _entries(Path(folder))
-    kept = {entry[1] for entry in entries if entry[0] == "kept"}
-    made = [entry for entry in entries if entry[0] == "made"]
-    left = [
-        path
-        for path in dict.fromkeys(entry[1] for entry in reversed(made))
-        if not _is_within_any(kept, path) and not _removed(path, kept)
-    ]
-    for _, _, parent, times in reversed(made):  # the earliest is written last
-        if times and not any(os.path.dirname(path) == parent for path in left):  # noqa: PTH120
-            with contextlib.suppress(OSError):
-                os.utime(parent, ns=tuple(times))
-    return left
-
-
-def _removed(path: str, kept: set[str]) -> bool:
-    """Removes a path; returns whether it is gone."""
-    try:
-        if path in kept:
-            return False
-        if not os.path.isdir(path) or os.path.islink(path):  # noqa: PTH112, PTH114
-            os.unlink(path)  # noqa: PTH108
-        elif any(_is_within(one, path) for one in kept):
-            for name in os.listdir(path):  # noqa: PTH208
-                _removed(f"{path}/{name}", kept)
-            return False
-        else:
-            shutil.rmtree(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def _entries(folder: Path) -> list[list[Any]]:
-    try:
-        text = (folder / _LIST).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    # The last line is incomplete if the process was killed while it wrote.
-    return [json.loads(line) for line in text.split("\n")[:-1]]
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _is_within_any(folders: set[str], path: str) -> bool:
-    """Returns whether a path, or a folder that it is in, is among these."""
-    while path not in folders:
-        above = os.path.dirname(path)  # noqa: PTH120
-        if above == path:
-            return False
-        path = above
-    return True
-
-
 _keeper: _Keeper | None = None
 _within_hook = threading.local()
 
@@ -258,7 +159,7 @@ class _Keeper:
 
     def __post_init__(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.descriptor = os.open(self.folder / _LIST, flags, 0o600)
+        self.descriptor = os.open(self.folder / made.LIST, flags, 0o600)
         home = os.path.expanduser("~")  # noqa: PTH111
         system = os.path.realpath(tempfile.gettempdir())
         self.temporary = f"{system}/{self.folder.name}-{self.name}"
@@ -273,12 +174,12 @@ class _Keeper:
 
     def is_free(self, path: str) -> bool:
         """Returns whether anything may be done to a path: by the innermost place."""
-        inside = [place for place in self.places if _is_within(path, place)]
+        inside = [place for place in self.places if made.is_within(path, place)]
         return bool(inside) and self.places[max(inside, key=len)]
 
     def is_made(self, path: str) -> bool:
         """Returns whether the check has made a path, in this or another process."""
-        if _is_within_any(self.known, path):
+        if made.is_within_any(self.known, path):
             return True
         while data := os.pread(self.descriptor, 1 << 20, self.read_bytes):
             whole = data[: data.rfind(b"\n") + 1]
@@ -286,10 +187,10 @@ class _Keeper:
                 break
             self.read_bytes += len(whole)
             for line in whole.splitlines():
-                kind, made, *_ = json.loads(line)
+                kind, path_made, *_ = json.loads(line)
                 if kind == "made":
-                    self.known.add(made)
-        return _is_within_any(self.known, path)
+                    self.known.add(path_made)
+        return made.is_within_any(self.known, path)
 
     def write(self, *entry: Any) -> None:
         """Adds a line to the list, whole, whatever other processes write."""
@@ -477,9 +378,9 @@ def _wrapped(
     if function is None or hasattr(function, _ASKS):
         yield
         return
-    made = functools.wraps(function)(make(function))
-    setattr(made, _ASKS, True)
-    setattr(owner, name, made)
+    wrapper = functools.wraps(function)(make(function))
+    setattr(wrapper, _ASKS, True)
+    setattr(owner, name, wrapper)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.run.script import traces
+from ddpcheck.ranks import made
 
 # Runs a script to its end by the driver, as a single process of a check does.
 PROGRAM = """
@@ -135,10 +135,10 @@ def test_script_that_writes_new_files_leaves_none(project: Path) -> None:
     done, folder = _run(project, WRITES)
     assert done.returncode == 0, done.stderr
     assert (project / "out" / "step1" / "ckpt.pt").exists()
-    found = traces.read(str(folder))
+    found = made.read(folder)
     assert found.refused == ()
     assert found.programs == ("touch runs/by-touch",)
-    assert traces.remove(str(folder)) == []
+    assert made.remove(folder) == []
     after = _look(project)
     after["train.py"] = before["train.py"]
     assert after == before
@@ -194,11 +194,11 @@ def test_script_that_changes_what_existed_is_refused(project: Path) -> None:
         for _, how, name in CASES
     ]
     expected = [
-        traces.Refused(path=str(project / name), how=how) for _, how, name in CASES
+        made.Refused(path=str(project / name), how=how) for _, how, name in CASES
     ]
-    found = traces.read(str(folder)).refused
+    found = made.read(folder).refused
     assert found == tuple(dict.fromkeys(expected))
-    assert traces.remove(str(folder)) == []
+    assert made.remove(folder) == []
     after = _look(project)
     after["train.py"] = before["train.py"]
     assert after == before
@@ -222,7 +222,7 @@ def test_script_that_may_write_keeps_what_existed_where_it_was_moved(
 ) -> None:
     done, folder = _run(project, ALLOWED, allows_writes=True)
     assert done.returncode == -9, done.stderr
-    assert traces.remove(str(folder)) == [f"{project}/new"]
+    assert made.remove(folder) == [f"{project}/new"]
     assert (project / "new" / "folder" / "train.log").read_text() == "epoch 0\n"
     assert (project / "new" / "run.sh").exists()
     assert not (project / "new" / "next.pt").exists()
@@ -249,5 +249,5 @@ def test_database_that_existed_can_be_read_but_not_written(project: Path) -> Non
 
 
 def test_remove_of_a_check_that_made_nothing_removes_nothing(tmp_path: Path) -> None:
-    assert traces.remove(str(tmp_path)) == []
-    assert traces.read(str(tmp_path)).made == ()
+    assert made.remove(tmp_path) == []
+    assert made.read(tmp_path).paths == ()
