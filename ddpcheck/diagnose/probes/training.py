@@ -70,8 +70,8 @@ def step(
         is_marked = target.train_step is not None and parameter.requires_grad
         parameter.grad = _mark(parameter) if is_marked else None
     optimizer = models.make_optimizer(target, spec, model)
-    for method in ("step", "zero_grad"):
-        setattr(optimizer, method, types.MethodType(_nothing, optimizer))
+    optimizer.step = types.MethodType(_no_update, optimizer)
+    optimizer.zero_grad = types.MethodType(_nothing, optimizer)
     with user_code.steps(spec):
         if target.train_step is None:
             inputs, targets = split(target, batch)
@@ -94,6 +94,14 @@ def step(
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+def _no_update(_: Any, closure: Callable[[], Any] | None = None, **__: Any) -> Any:
+    """Updates nothing; a closure, which computes the gradients, is called once."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 @contextlib.contextmanager

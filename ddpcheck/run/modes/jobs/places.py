@@ -43,7 +43,8 @@ def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | No
 
 
 def _place(thing: Any) -> str | None:
-    if thing is None or getattr(thing, "__module__", "").startswith("torch."):
+    module = getattr(thing, "__module__", "")
+    if thing is None or module.startswith(("torch.", "ddpcheck.run.script.")):
         return None
     try:
         path = inspect.getsourcefile(thing)
