@@ -8,23 +8,21 @@ draws its first batch; `train_step` until it draws the first batch after an upda
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from ddpcheck.compare import tree
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import averaged, contents
-from ddpcheck.run.script.batches import Batches, loader_of
+from ddpcheck.run.script.batches import Batches
 from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.feeding import Fed, Step
 from ddpcheck.run.script.loaders import Loaders
 from ddpcheck.run.script.recording import signature
 from ddpcheck.target.script import Known, Script
@@ -64,17 +62,14 @@ class _Hooks:
             {n: used for n, used, _ in known.ahead},
         )
         self.driver: Driver | None = None
-        self.given: dict[str, Any] = {}
-        self.drawn: dict[int, int] = {}  # of the step's batches, by loader
-        self.trained = 0  # steps of this run
-        self.since_start = 0  # steps since the script was started
+        self.step = Step()
         self.shown = nn.Module()  # the model that the check has
         self.wrapper: nn.Module | None = None  # of it
         self.has_started = False  # again, since the last step
 
     def model(self) -> nn.Module:
         """Starts the script; returns its model, before it is wrapped."""
-        self.given, self.drawn, self.trained = {}, {}, 0
+        self.step = Step()
         self.has_started, self.wrapper = False, None
         self.shown = self._start()
         return self.shown
@@ -82,9 +77,9 @@ class _Hooks:
     def _start(self) -> nn.Module:
         seat = _own_seat()
         self.driver = driver = Driver(self.script, seat)
-        self.since_start = 0
+        self.step.since_start = 0
         split = self.known.split if not seat.world_size else 1
-        self.fed = fed = _Fed(self, driver, split)
+        self.fed = fed = Fed(self.step, driver, self.batches, self.known, split)
         loaders = Loaders(fed.begin)
         driver.enter(loaders.watched())
         driver.resume()
@@ -111,7 +106,7 @@ class _Hooks:
     def optimizer(self, parameters: Any) -> Optimizer:
         """Returns the optimizer of the model, when all is built."""
         del parameters
-        if not self.trained:
+        if not self.step.trained:
             self._to_first_draw()
         elif self._must_start_again():
             self._start_again()
@@ -132,16 +127,16 @@ class _Hooks:
 
     def train(self, batch: dict[str, Any]) -> None:
         """Trains one step on this batch."""
-        if self.given:  # what was drawn before the first step is of that step
-            self.drawn = {}
-        self.given = batch
-        if self.trained and self._must_start_again():
+        if self.step.given:  # what was drawn before the first step is of that step
+            self.step.drawn = {}
+        self.step.given = batch
+        if self.step.trained and self._must_start_again():
             self._start_again()
         self.has_started = False
         self.fed.fill()
         self.running.updates = 0
-        self.trained += 1
-        self.since_start += 1
+        self.step.trained += 1
+        self.step.since_start += 1
         self.running.resume()
 
     def _must_start_again(self) -> bool:
@@ -153,7 +148,7 @@ class _Hooks:
             return False
         is_probe = not self.running.updates
         if self.running.stopped == "ended":
-            return is_probe or self.trained >= self.known.steps
+            return is_probe or self.step.trained >= self.known.steps
         return is_probe and bool(self.known.ahead)
 
     def _start_again(self) -> None:
@@ -238,107 +233,6 @@ class _Step:
     def __globals__(self) -> dict[str, Any]:
         every = self.hooks.running.optimizers
         return {f"optimizer{i}": one for i, one in enumerate(every)}
-
-
-@dataclass(slots=True)
-class _Fed:
-    """Gives loaders the batches of the step, in the order of the ranks' draws.
-
-    `split`: one process draws so many batches for each of a rank's, as where it
-    accumulates gradients for as long; each gets its part. What is drawn ahead is
-    handed out empty, and filled when its step begins.
-    """
-
-    hooks: _Hooks
-    driver: Driver
-    split: int
-    empty: list[tuple[int, Any]] = field(default_factory=list)  # (loader, batch)
-    asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
-
-    def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
-        """Yields the batches of a pass."""
-        del loader
-        length = dict(self.hooks.known.passes).get((number, turn))
-        count = 0
-        while not self._ends(length, count):
-            # In a probe nothing is updated.
-            is_done = self.driver.updates or not self._allowed(number)
-            if self.driver.stops_at_draws or is_done:
-                self.driver.stop("draw")
-            self.asked[number] = self.asked.get(number, 0) + 1
-            yield self._next(number)
-            count += 1
-        self.driver.before_draw()
-
-    def fill(self) -> None:
-        """Fills the batches that were drawn ahead of the step that begins now."""
-        waiting, self.empty, self.asked = self.empty, [], {}
-        for loader, batch in waiting:
-            filled = tree.held(self._next(loader))
-            for tensor, values in zip(tree.held(batch), filled, strict=True):
-                tensor.data = values.clone()
-
-    def _later(self, loader: int) -> Any:
-        """Returns a batch of the next step, as far as it is known before its turn."""
-        number = self.asked[loader] - 1 - self.hooks.drawn.get(loader, 0)
-        step = min(self.hooks.trained, self.hooks.known.steps - 1)
-        later = self.hooks.batch(step)
-        own = [batch for key, batch in later.items() if loader_of(key) == loader]
-        seat = self.driver.seat
-        batch = own[number // self.split % len(own)]
-        if seat.world_size:
-            batch = tree.shard(batch, seat.rank, seat.world_size)
-        elif self.split > 1:
-            batch = tree.shard(batch, number % self.split, self.split)
-        return tree.replace(batch, lambda _, tensor: _cast(tensor).clone())
-
-    def _ends(self, length: int | None, count: int) -> bool:
-        """Returns whether a pass ends; a probe repeats a step any number of times."""
-        is_over = length is not None and count >= length * self.split
-        return is_over and self.hooks.trained <= self.hooks.known.steps
-
-    def _own(self, loader: int) -> list[Any]:
-        given = self.hooks.given or self.hooks.batch(0)
-        return [batch for key, batch in given.items() if loader_of(key) == loader]
-
-    def _allowed(self, loader: int) -> int:
-        """Returns how many batches the step may still draw, as on the ranks."""
-        asked, is_first = self.asked.get(loader, 0), self.hooks.since_start == 1
-        for number, used, ahead in self.hooks.known.ahead:
-            if number == loader:
-                return self.split * (used + is_first * ahead) - asked
-        return self._left(loader)
-
-    def _left(self, loader: int) -> int:
-        drawn = self.hooks.drawn.get(loader, 0)
-        return self.split * len(self._own(loader)) - drawn
-
-    def _next(self, loader: int) -> Any:
-        """Returns the next of the step's batches of this loader."""
-        own = self._own(loader)
-        if not self._left(loader):
-            if loader in self.hooks.batches.ahead:
-                self.empty.append((loader, self._later(loader)))
-                return self.empty[-1][1]
-            message = f"the ranks drew {len(own)} batches of loader {loader} in a step"
-            raise RuntimeError(message)
-        count = self.hooks.drawn.get(loader, 0)
-        self.hooks.drawn[loader] = count + 1
-        batch = own[count // self.split]
-        if self.split > 1:
-            batch = tree.shard(batch, count % self.split, self.split)
-        return _copied(batch)
-
-
-def _cast(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return tensor.to(torch.get_default_dtype())
-    return tensor
-
-
-def _copied(batch: Any) -> Any:
-    """Returns a batch that the script may change, as a loader's is its own."""
-    return tree.replace(batch, lambda _, tensor: tensor.clone())
 
 
 def _own_seat() -> Seat:

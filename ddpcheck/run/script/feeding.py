@@ -1,0 +1,161 @@
+"""Gives the loaders of a script the batches of the step, as they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddpcheck.compare import tree
+from ddpcheck.run.script.batches import Batches, loader_of
+from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.loaders import digests
+from ddpcheck.target.script import Known
+
+
+@dataclass(slots=True)
+class Step:
+    """The batches of the step in progress, by key, and where the script is in them.
+
+    `drawn`: how many of them were handed out, by loader. `trained`: steps of this run;
+    `since_start`: since the script was started.
+    """
+
+    given: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[int, int] = field(default_factory=dict)
+    trained: int = 0
+    since_start: int = 0
+
+
+@dataclass(slots=True)
+class Fed:
+    """Gives loaders the batches of the step, in the order of the ranks' draws.
+
+    `split`: one process draws so many batches for each of a rank's, as where it
+    accumulates gradients for as long; each gets its part. What is drawn ahead is
+    handed out empty, and filled when its step begins.
+    """
+
+    step: Step
+    driver: Driver
+    batches: Batches
+    known: Known
+    split: int
+    empty: list[tuple[int, Any]] = field(default_factory=list)  # (loader, batch)
+    asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
+
+    def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
+        """Yields the batches of a pass."""
+        del loader
+        length = dict(self.known.passes).get((number, turn))
+        count = 0
+        while not self._ends(length, count):
+            # In a probe nothing is updated.
+            is_done = self.driver.updates or not self._allowed(number)
+            if self.driver.stops_at_draws or is_done:
+                self.driver.stop("draw")
+            self.asked[number] = self.asked.get(number, 0) + 1
+            yield self._next(number)
+            count += 1
+        self.driver.before_draw()
+
+    def fill(self) -> None:
+        """Fills the batches that were drawn ahead of the step that begins now."""
+        waiting, self.empty, self.asked = self.empty, [], {}
+        for loader, batch in waiting:
+            filled = tree.held(self._next(loader))
+            for tensor, values in zip(tree.held(batch), filled, strict=True):
+                tensor.data = values.clone()
+
+    def _later(self, loader: int) -> Any:
+        """Returns a batch of the next step, before it is given.
+
+        A script may move it to a device before its step begins, after which it cannot
+        be filled. So it has the rows of the ranks' batch that were given in this step.
+        """
+        number = self.asked[loader] - 1 - self.step.drawn.get(loader, 0)
+        later = min(self.step.trained, self.known.steps - 1)
+        now, own = self._recorded(max(0, later - 1), loader), self._own(loader)
+        following = self._recorded(later, loader)
+        batch = following[number // self.split % len(following)]
+        rows = _rows(own[-1], now[-1]) if now else None
+        if rows is not None:
+            batch = tree.rows(batch, torch.tensor(rows))
+        elif self.driver.seat.world_size:
+            seat = self.driver.seat
+            batch = tree.shard(batch, seat.rank, seat.world_size)
+        if self.split > 1:
+            batch = tree.shard(batch, number % self.split, self.split)
+        return _copied(batch)
+
+    def _recorded(self, step: int, loader: int) -> list[Any]:
+        every = self.batches.at(step).items()
+        own = [batch for key, batch in every if loader_of(key) == loader]
+        return [tree.replace(batch, lambda _, tensor: _cast(tensor)) for batch in own]
+
+    def _ends(self, length: int | None, count: int) -> bool:
+        """Returns whether a pass ends; a probe repeats a step any number of times."""
+        is_over = length is not None and count >= length * self.split
+        return is_over and self.step.trained <= self.known.steps
+
+    def _own(self, loader: int) -> list[Any]:
+        given = self.step.given or self.batches.at(0)
+        return [batch for key, batch in given.items() if loader_of(key) == loader]
+
+    def _allowed(self, loader: int) -> int:
+        """Returns how many batches the step may still draw, as on the ranks."""
+        asked, is_first = self.asked.get(loader, 0), self.step.since_start == 1
+        for number, used, ahead in self.known.ahead:
+            if number == loader:
+                return self.split * (used + is_first * ahead) - asked
+        return self._left(loader)
+
+    def _left(self, loader: int) -> int:
+        drawn = self.step.drawn.get(loader, 0)
+        return self.split * len(self._own(loader)) - drawn
+
+    def _next(self, loader: int) -> Any:
+        """Returns the next of the step's batches of this loader."""
+        own = self._own(loader)
+        if not self._left(loader):
+            if loader in self.batches.ahead:
+                self.empty.append((loader, self._later(loader)))
+                return self.empty[-1][1]
+            message = f"the ranks drew {len(own)} batches of loader {loader} in a step"
+            raise RuntimeError(message)
+        count = self.step.drawn.get(loader, 0)
+        self.step.drawn[loader] = count + 1
+        batch = own[count // self.split]
+        if self.split > 1:
+            batch = tree.shard(batch, count % self.split, self.split)
+        return _copied(batch)
+
+
+def _rows(part: Any, whole: Any) -> list[int] | None:
+    """Returns which rows of a batch another one has; None if it has others."""
+    known: dict[str, list[int]] = {}
+    for number, name in enumerate(digests(whole)):
+        known.setdefault(name, []).append(number)
+    wanted = digests(part)
+    if not wanted or any(name not in known for name in wanted):
+        return None
+    used: dict[str, int] = {}
+    rows = []
+    for name in wanted:  # equal rows one after the other
+        rows.append(known[name][used.get(name, 0) % len(known[name])])
+        used[name] = used.get(name, 0) + 1
+    return rows
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.to(torch.get_default_dtype())
+    return tensor
+
+
+def _copied(batch: Any) -> Any:
+    """Returns a batch that the script may change, as a loader's is its own."""
+    return tree.replace(batch, lambda _, tensor: tensor.clone())
