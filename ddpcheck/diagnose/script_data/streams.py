@@ -62,6 +62,7 @@ class _Open:
     last: int = -1  # place of its last batch among the events
     used: int = 0
     trains: bool = False
+    is_left: bool = False  # another has taken its place
 
     def close(self, is_last: bool) -> Pass:  # noqa: FBT001
         """Returns the pass as it was."""
@@ -82,10 +83,13 @@ def streams(events: Iterable[Any]) -> list[Stream]:
     A loader that is built anew for every pass counts as one.
     """
     every, size = _read(list(events))
+    kinds = {_kind(one.loader) for one in every if _spans(one)}
     trained: dict[int, list[_Open]] = {}
     for one in every:
-        steps = {drawn.step for drawn in one.drawn}
-        if one.trains or len(steps) > 1:
+        # A pass that evaluates may be the last before an update, if a batch was
+        # fetched ahead.
+        trains = one.trains and (not kinds or _kind(one.loader) in kinds)
+        if trains or _spans(one):
             trained.setdefault(one.loader.number, []).append(one)
     merged: list[list[_Open]] = []
     for passes in trained.values():
@@ -97,17 +101,26 @@ def streams(events: Iterable[Any]) -> list[Stream]:
     return [[one.close(one.last == size - 1) for one in passes] for passes in merged]
 
 
+def _spans(one: _Open) -> bool:
+    """Returns whether there are updates between its batches."""
+    return len({drawn.step for drawn in one.drawn}) > 1
+
+
 def _read(events: list[Any]) -> tuple[list[_Open], int]:
     current: dict[int, _Open] = {}
     every: list[_Open] = []
     newest: _Open | None = None  # that drew last
     for place, event in enumerate(events):
         if isinstance(event, Loader):
+            for one in current.values():
+                is_like = _kind(one.loader) == _kind(event)
+                one.is_left = one.is_left or (is_like and bool(one.drawn))
             current[event.number] = _Open(event, place)
             every.append(current[event.number])
         elif isinstance(event, Drawn) and event.loader in current:
             newest = current[event.loader]
             newest.drawn.append(event)
+            newest.is_left = False
             newest.last = place
         elif isinstance(event, Passed) and event.loader in current:
             current[event.loader].has_ended = True
@@ -115,7 +128,7 @@ def _read(events: list[Any]) -> tuple[list[_Open], int]:
             if newest is not None:
                 newest.trains = True
             for one in current.values():
-                one.used = len(one.drawn)
+                one.used = one.used if one.is_left else len(one.drawn)
     return every, len(events)
 
 
