@@ -16,6 +16,8 @@ TOOL_SIDE = (
     "cli.main",
     "compare.tolerance",
     "diagnose",
+    "diagnose.script_data.judge",
+    "diagnose.script_data.table",
     "ranks.pool",
     "report.data",
     "report.output",

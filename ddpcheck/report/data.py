@@ -299,6 +299,22 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A number of a script's training, as one process has it and as ranks have it.
+
+    `at_8`: what it would be with 8 ranks, None where it follows no power of their
+    number. `effect` is a sentence on what the difference, or its absence, does.
+    """
+
+    what: str
+    single: float
+    ranks: float
+    world_size: int
+    at_8: float | None = None
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
     """Where the criterion comes from."""
 

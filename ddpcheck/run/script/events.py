@@ -60,10 +60,10 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """One step: the numbers of each optimizer's groups before it, and its updates.
+    """One step: the numbers of each optimizer's groups after it, and its updates.
 
-    `rows`: the lengths of what the wrapped model was given, call by call; () where
-    nothing is wrapped.
+    A scheduler that is stepped before the next draw has changed them. `rows`: the
+    lengths of what the wrapped model was given, call by call; () where none is wrapped.
     """
 
     step: int
