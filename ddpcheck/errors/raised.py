@@ -18,6 +18,24 @@ _MAX_IN_LINE = 1000  # of a stack, which includes source lines
 # gloo and NCCL begin with the place in their own source: "[/a/b/pair.cc:537] ".
 _SOURCE = re.compile(r"^(?P<kind>\w+: )?\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
 
+# What torch says, and scripts do, on a machine without a GPU.
+_WANTS_CUDA = re.compile(
+    r"\b(cuda|gpus?|nvidia|nccl)\b|has no attribute '_cuda|dummy base class",
+    re.IGNORECASE,
+)
+_ASKS_FOR_CUDA = re.compile(r"\bassert\b.*\bcuda\b|\btorch\.cuda\.")
+
+
+def wants_cuda(message: str, stack: str) -> bool:
+    """Returns whether an exception, of a machine without a GPU, is for want of one.
+
+    Args:
+        message: of the exception.
+        stack: with the source lines; that of the last frame counts.
+    """
+    frame = stack.rpartition('  File "')[2]
+    return bool(_WANTS_CUDA.search(message) or _ASKS_FOR_CUDA.search(frame))
+
 
 def without_source(text: str) -> str:
     """Returns a message without the place in C++ that it begins with.

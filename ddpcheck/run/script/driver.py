@@ -31,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.run.process import isolation
-from ddpcheck.run.script import launch, traces
+from ddpcheck.run.script import cuda_as_cpu, launch, traces
 from ddpcheck.target.script import Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "ended"]
@@ -59,6 +59,9 @@ class Driver:
         self.stopped: Stop | None = None
         self._coroutine = greenlet.greenlet(self.script_main)
         self._patches = contextlib.ExitStack()
+        self._mode: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if script.cuda_as_cpu:
+            self._mode = cuda_as_cpu.Mode()  # of the script's own calls alone
         self._wraps = False
         _kept.append(self)
 
@@ -72,10 +75,13 @@ class Driver:
         if not self._coroutine:
             launch.set_environment(self.seat)
             isolation.seed_everything(_SEED + self.seat.rank)
+            if self.script.cuda_as_cpu:
+                self._patches.enter_context(cuda_as_cpu.mapped())
             self._patches.enter_context(self._patched())
             self._patches.enter_context(self._without_traces())
         try:
-            self.stopped = self._coroutine.switch()
+            with self._mode:
+                self.stopped = self._coroutine.switch()
         except BaseException:
             self.stopped = "ended"
             raise

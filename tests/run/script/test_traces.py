@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddpcheck.ranks import made
+from tests.run.script import start
 
-# Runs a script to its end by the driver, as a single process of a check does.
-PROGRAM = """
-import sys
-from ddpcheck.ranks.messages import Seat
-from ddpcheck.run.script.driver import Driver
-from ddpcheck.target.script import Script
-
-path, folder, allows = sys.argv[1:]
-seat = Seat(rank=0, world_size=0, folder=folder, name="solo-0", timeout_s=60.0)
-script = Script(
-    path=path, folder=path.rpartition("/")[0], allows_writes=allows == "True"
-)
-driver = Driver(script, seat)
-while driver.resume() != "ended":
-    pass
-"""
 REFUSED = "which existed before the check; --allow-writes allows it"
 
 
@@ -73,13 +57,7 @@ def _run(
     os.utime(script, ns=times)
     folder = project.parent / "check"
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(script), str(folder), str(allows_writes)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    return done, folder
+    return start.to_its_end(script, folder, allows_writes=allows_writes), folder
 
 
 WRITES = """
