@@ -159,6 +159,7 @@ class Recordings:
             passes=tuple(sorted(_passes(self.ranks).items())),
             split=self._split(),
             ahead=tuple(_ahead(self.ranks[0])),
+            draws=any(isinstance(e, Drawn) for e in self.ranks[0].progress),
         )
 
     def faults(self) -> list[Fault]:
@@ -171,13 +172,19 @@ class Recordings:
         ]
 
     def _split(self) -> int:
-        def drawn(outcome: Outcome) -> Counter[int]:
-            return Counter(e.step for e in outcome.progress if isinstance(e, Drawn))
-
-        ranks, single = drawn(self.ranks[0]), drawn(self.single)
+        ranks, single = _batches(self.ranks[0]), _batches(self.single)
         step = 1 if 1 in ranks and 1 in single else 0
         world_size = len(self.ranks)
         return world_size if single[step] == world_size * ranks[step] > 0 else 1
+
+
+def _batches(outcome: Outcome) -> Counter[int]:
+    """Returns how many batches each step has: draws, else calls of the model."""
+    drawn = Counter(e.step for e in outcome.progress if isinstance(e, Drawn))
+    if drawn:
+        return drawn
+    updates = [e for e in outcome.progress if isinstance(e, Updated)]
+    return Counter({e.step: len(e.rows) for e in updates})
 
 
 def _ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ class Known:
     loader had that came to its end, by (loader, pass). `split`: how many batches one
     process draws for each of a rank's. `ahead`: of each loader that draws some of
     the next step's batches before: (loader, how many a step uses, how many ahead).
+    `draws`: whether loaders have the batches; else they are what the model is given.
     """
 
     folder: str
@@ -35,6 +36,7 @@ class Known:
     passes: tuple[tuple[tuple[int, int], int], ...] = ()
     split: int = 1
     ahead: tuple[tuple[int, int, int], ...] = ()
+    draws: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

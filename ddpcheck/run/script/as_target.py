@@ -7,7 +7,6 @@ draws its first batch; `train_step` until it draws the first batch after an upda
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import averaged, contents
 from ddpcheck.run.script.batches import Batches
+from ddpcheck.run.script.calls import Calls, model_of
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.feeding import Fed, Step
 from ddpcheck.run.script.loaders import Loaders
-from ddpcheck.run.script.recording import signature
 from ddpcheck.target.script import Known, Script
 from ddpcheck.target.target import Target
 
@@ -82,6 +81,8 @@ class _Hooks:
         self.fed = fed = Fed(self.step, driver, self.batches, self.known, split)
         loaders = Loaders(fed.begin)
         driver.enter(loaders.watched())
+        if not self.known.draws:
+            Calls(driver, self.known.model, fed.called)
         driver.resume()
         while driver.stopped == "draw" and not driver.optimizers:
             driver.resume()
@@ -178,29 +179,11 @@ class _Hooks:
         return self.driver
 
     def _found(self) -> nn.Module:
-        """Returns the model of a script that wraps none in this process.
-
-        It is the one like that which the ranks wrap; else the smallest that holds all
-        that the optimizers train.
-        """
-        trained = {
-            id(p)
-            for optimizer in self.running.optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
-        best: tuple[tuple[bool, int, int, int], nn.Module] | None = None
-        for module in [m for m in gc.get_objects() if isinstance(m, nn.Module)]:
-            own = {id(p) for p in contents.parameters(module)}
-            if not own & trained:
-                continue
-            is_like = self.known.model == signature(module)
-            rank = (not is_like, len(trained - own), len(own), _size(module))
-            if best is None or rank < best[0]:
-                best = rank, module
-        if best is None:
+        """Returns the model of a script that wraps none in this process."""
+        found = model_of(self.running.optimizers, self.known.model)
+        if found is None:
             raise self._ended()
-        return best[1]
+        return found
 
     def _ended(self) -> UsageError:
         return UsageError(
@@ -213,10 +196,6 @@ class _Hooks:
                 fix="give it more data or epochs, or ask for fewer: --steps 1",
             )
         )
-
-
-def _size(module: nn.Module) -> int:
-    return sum(1 for _ in module.modules())
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class Driver:
         self.wrapping: nn.Module | None = None
         self.wrapped: nn.Module | None = None
         self.updates = 0
+        self.on_optimizer: Callable[[], None] = lambda: None
+        self.on_wrapped: Callable[[nn.Module], None] = lambda _: None
         self.stops_at_draws = True  # also at those without an update before
         self.stopped: Stop | None = None
         self._coroutine = greenlet.greenlet(self.script_main)
@@ -150,6 +152,7 @@ class Driver:
         def noticing(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             self.optimizers.append(optimizer)
+            self.on_optimizer()
 
         return noticing
 
@@ -163,6 +166,7 @@ class Driver:
             # The check may have put something around it: the current one is called.
             DistributedDataParallel.__init__(wrapper, module, *args, **kw)
             self.wrapped = wrapper
+            self.on_wrapped(wrapper)
             self.stop("wrapped")
 
         return stopping

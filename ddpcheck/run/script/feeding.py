@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ddpcheck.compare import tree
 from ddpcheck.run.script.batches import Batches, loader_of
+from ddpcheck.run.script.calls import LOADER
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.loaders import digests
 from ddpcheck.target.script import Known
@@ -61,6 +62,15 @@ class Fed:
             yield self._next(number)
             count += 1
         self.driver.before_draw()
+
+    def called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns what the model is given in a call, where no loader draws batches."""
+        del args, kwargs
+        is_done = self.driver.updates or not self._allowed(LOADER)
+        if self.driver.stops_at_draws or is_done:
+            self.driver.stop("draw")
+        batch = self._next(LOADER)
+        return batch["args"], batch["kwargs"]
 
     def fill(self) -> None:
         """Fills the batches that were drawn ahead of the step that begins now."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch import nn
 
 from ddpcheck.compare import tree
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
-from ddpcheck.run.model import contents
+from ddpcheck.run.script.calls import LOADER, Calls, signature
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import Updated
 from ddpcheck.run.script.loaders import Kept, Loaders, Recorder
@@ -50,12 +49,6 @@ class Recorded:
     seconds: float
 
 
-def signature(module: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """Returns what tells a model from others: its class and its parameters' names."""
-    names = (name for name, _ in contents.named_parameters(module))
-    return type(module).__qualname__, tuple(names)
-
-
 def record(context: Context, *, script: Script, folder: str, steps: int) -> Recorded:
     """Runs the script for some steps; writes each step's batches to `folder`.
 
@@ -78,7 +71,8 @@ class _Recording:
         self.loaders = Loaders(self._begin)
         self.started = time.perf_counter()
         self.seconds = 0.0  # of the checked steps
-        self.rows: list[int] = []  # that the wrapper was given since the last update
+        self.rows: list[int] = []  # that the model was given since the last update
+        Calls(self.driver, None, self._called)
 
     def _begin(self, loader: Any, number: int, turn: int) -> Any:
         return self.recorder.begin(self.loaders, loader, number, turn)
@@ -89,10 +83,6 @@ class _Recording:
         with self.loaders.watched():
             while True:
                 is_over = driver.resume() == "ended"
-                if driver.stopped == "wrapped" and driver.wrapped is not None:
-                    driver.wrapped.register_forward_pre_hook(
-                        self._given, with_kwargs=True
-                    )
                 if driver.updates and (is_over or driver.stopped == "draw"):
                     self._end_step(done)
                     done += 1
@@ -114,10 +104,14 @@ class _Recording:
             seconds=self.seconds or time.perf_counter() - self.started,
         )
 
-    def _given(self, _: Any, args: Any, kwargs: Any) -> None:
+    def _called(self, args: Any, kwargs: Any) -> None:
+        if not self.loaders.are_used:
+            self.driver.before_draw()
+            key = f"{LOADER}.0.{len(self.rows)}"
+            if self.recorder.keeps_data:
+                self.recorder.drawn[key] = {"args": args, "kwargs": kwargs}
         first = next((t for t in tree.held((args, kwargs)) if t.dim()), None)
-        if first is not None:
-            self.rows.append(len(first))
+        self.rows.append(len(first) if first is not None else 0)
 
     def _end_step(self, step: int) -> None:
         driver, recorder = self.driver, self.recorder
