@@ -13,19 +13,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddpcheck.checking import checking, opening, reporting
+from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks.messages import Job, Outcome, Raised
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
-from ddpcheck.report.data import EXIT_CODES, Fault, Finding, Report, Run
+from ddpcheck.report.data import (
+    EXIT_CODES,
+    Fault,
+    Finding,
+    NotCompared,
+    Report,
+    Run,
+    Verdict,
+)
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.script.events import Drawn, Passed, Updated
-from ddpcheck.run.session import assemble
+from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target import script as scripts
@@ -88,7 +97,7 @@ def _check(
         unchecked = reporting.unchecked(
             _ref(script, known), "the ranks failed before the first update", 1
         )
-        return _with_faults(unchecked, recordings, faults)
+        return _with_more(unchecked, script, recordings, options)
     asked = dataclasses.replace(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
@@ -98,7 +107,7 @@ def _check(
     )
     pool.retire(world_size)
     pool.retire(SOLO)
-    return _with_faults(report, recordings, faults)
+    return _with_more(report, script, recordings, options)
 
 
 @contextlib.contextmanager
@@ -298,27 +307,86 @@ def _no_training(script: Script) -> UsageError:
     )
 
 
-def _with_faults(report: Report, recordings: Recordings, faults: list[Fault]) -> Report:
-    """Returns the report with the ranks that failed while they were recorded."""
-    if not faults:
-        return report
-    world_size = len(recordings.ranks)
-    run = Run(
-        mode=DDP.name,
-        world_size=world_size,
-        dtype="asis",
+def _with_more(
+    report: Report, script: Script, recordings: Recordings, options: Options
+) -> Report:
+    """Adds to the report what the recordings show by themselves.
+
+    A run for ranks that failed while the script trained on its own, and one for the
+    samples that they drew.
+    """
+    runs, findings = list(report.runs), list(report.findings)
+    ranks = [outcome.progress for outcome in recordings.ranks]
+    single, faults = recordings.single.progress, recordings.faults()
+    in_data = script_data.findings(ranks, single, finished=not faults)
+    left_out = script_data.not_compared(ranks, single)
+    known = [finding.slug for finding in in_data]
+    if any(isinstance(event, Drawn) for event in ranks[0]):
+        data = _data_run(recordings, in_data, left_out, report)
+        index = (len(runs),)
+        findings = [dataclasses.replace(f, runs=index) for f in in_data] + findings
+        runs.append(data)
+    if faults:
+        if _UNEVEN not in known:  # which is why they fail
+            findings.insert(0, _of_faults(faults, len(ranks), len(runs)))
+        elif in_data:
+            first = findings[known.index(_UNEVEN)]
+            more = (*first.runs, len(runs))
+            findings[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
+        runs.append(_failed_run(recordings, faults, report))
+    accepted = [
+        dataclasses.replace(f, accepted=options.accept[f.slug])
+        if f.slug in options.accept and f.link == "data"
+        else f
+        for f in findings
+    ]
+    verdict = "divergent" if faults else acceptance.verdict(runs, accepted)
+    unused = {f"accept: {slug} was accepted but not found" for slug in known}
+    made = dataclasses.replace(
+        report,
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict] if not report.ended else report.exit_code,
+        runs=tuple(runs),
+        findings=tuple(accepted),
+        facts=script_data.table(ranks, single),
+        not_compared=tuple(dict.fromkeys((*report.not_compared, *left_out))),
+        warnings=tuple(text for text in report.warnings if text not in unused),
+    )
+    return dataclasses.replace(made, reproduce=_reproduce(script, made))
+
+
+_UNEVEN = "data/uneven-batches"
+_OPEN = "no pass came to its end on all ranks in the time of the recording"
+
+
+def _data_run(
+    recordings: Recordings,
+    findings: list[Finding],
+    left_out: Sequence[NotCompared],
+    report: Report,
+) -> Run:
+    """Returns the run that stands for the samples which the ranks drew."""
+    is_open = any(one.why == _OPEN for one in left_out)
+    verdict: Verdict = "not-checked" if is_open else "equivalent"
+    return Run(
+        mode="data",
+        world_size=len(recordings.ranks),
+        dtype=report.runs[0].dtype if report.runs else "float32",
+        verdict="divergent" if findings else verdict,
+        why=_OPEN if is_open and not findings else "",
+        seconds=recordings.seconds,
+    )
+
+
+def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> Run:
+    """Returns the run of the script's own training, in which ranks failed."""
+    return Run(
+        mode="script",
+        world_size=len(recordings.ranks),
+        dtype=report.runs[0].dtype if report.runs else "float32",
         verdict="divergent",
         faults=tuple(faults),
         seconds=recordings.seconds,
-    )
-    finding = _of_faults(faults, world_size, len(report.runs))
-    runs = (*report.runs, run)
-    return dataclasses.replace(
-        report,
-        verdict="divergent",
-        exit_code=report.exit_code or EXIT_CODES["divergent"],
-        runs=runs,
-        findings=(*report.findings, finding),
     )
 
 
@@ -365,6 +433,7 @@ def _merged(reports: list[Report]) -> Report:
             findings=first.findings + findings,
             not_compared=tuple(dict.fromkeys(first.not_compared + other.not_compared)),
             warnings=tuple(dict.fromkeys(first.warnings + other.warnings)),
+            facts=first.facts + other.facts,
             seconds=first.seconds + other.seconds,
         )
     return first

@@ -341,6 +341,7 @@ class Report:
     not_compared: tuple[NotCompared, ...] = ()
     warnings: tuple[str, ...] = ()
     scope: Scope = field(default_factory=Scope)
+    facts: tuple[Row, ...] = ()  # of a script, as functions of the world size
     command: str = ""
     seconds: float = 0.0
     ended: str = ""

@@ -3,3 +3,8 @@
 Lives here: streams.py (events to passes), judge.py (findings), table.py (facts).
 Not here: the recording of events (run/script/), the check (checking/scripts.py).
 """
+
+from ddpcheck.diagnose.script_data.judge import findings, not_compared
+from ddpcheck.diagnose.script_data.table import table
+
+__all__ = ["findings", "not_compared", "table"]

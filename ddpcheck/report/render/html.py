@@ -309,6 +309,7 @@ def _setup(report: Report) -> tuple[tuple[str, str], ...]:
         ("dtype", wording.dtypes(report)),
         ("tolerance", wording.tolerance(report)),
         ("scope", wording.scope(report)),
+        ("with the world size", "; ".join(wording.facts(report))),
     )
     return tuple((label, value) for label, value in rows if value)
 

@@ -638,6 +638,7 @@ def _header(page: Page) -> list[Text]:
         *page.wrapped(f"ddpcheck {target.name}: {what}", style="bold"),
         *page.wrapped(reference, indent="  "),
         *_scope(page),
+        *_facts_of_script(page),
     ]
 
 
@@ -650,6 +651,19 @@ def _scope(page: Page) -> list[Text]:
     brief = re.sub(r"accumulation \([^)]*\)", "accumulation", scope)
     most = _MANY if page.budget.stacks else 1
     return page.wrapped(f"scope: {brief}", indent="  ", most=most)
+
+
+def _facts_of_script(page: Page) -> list[Text]:
+    """Returns what follows the world size; all of it where there is room."""
+    rows = page.report.facts
+    lines = wording.facts(page.report)
+    moves = [row.single != row.ranks for row in rows]
+    shown = [
+        line
+        for line, moved in zip(lines, moves, strict=True)
+        if moved or page.budget.stacks
+    ]
+    return [part for line in shown for part in page.wrapped(line, indent="  ", most=3)]
 
 
 def _worst(page: Page) -> list[Text]:

@@ -223,6 +223,16 @@ def reference(report: Report) -> str:
     return f"single process, {count} backward passes per update as in the step"
 
 
+def facts(report: Report) -> list[str]:
+    """Returns a line for each number of a script that may follow the world size."""
+    lines = []
+    for row in report.facts:
+        at_8 = "" if row.at_8 is None else f", {row.at_8:g} at W=8"
+        numbers = f"{row.single:g} in one process, {row.ranks:g} at W={row.world_size}"
+        lines.append(f"{row.what}: {numbers}{at_8}: {row.effect}")
+    return lines
+
+
 def scope(report: Report) -> str:
     """Returns what the verdict covers and what not, "" if that was not recorded."""
     scope = report.scope
