@@ -4,6 +4,7 @@
 
     report = ddpcheck.check(model, batch, loss, world_sizes=[2, 4])
     ddpcheck.assert_equivalent("mymodel.py")
+    rows = 64 if ddpcheck.in_check() else 1_000_000  # in a script
 
 Importing it imports none of its modules: each name is looked up when it is used.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         warm_ranks,
     )
     from ddpcheck.errors.problem import UsageError
+    from ddpcheck.ranks.processes import in_check
     from ddpcheck.report.data import Finding, Report, Run
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "UsageError",
     "assert_equivalent",
     "check",
+    "in_check",
     "warm_ranks",
 ]
 _HOMES = {
@@ -39,6 +42,7 @@ _HOMES = {
     "Report": "report.data",
     "Run": "report.data",
     "UsageError": "errors.problem",
+    "in_check": "ranks.processes",
 }
 
 

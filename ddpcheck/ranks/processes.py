@@ -27,8 +27,25 @@ _REALTIME = getattr(signal, "SIGRTMIN", None)
 STACK: int = signal.SIGUSR1 if _REALTIME is None else _REALTIME + 7
 
 
+IN_CHECK = "DDPCHECK_IN_CHECK"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _NUMBER = signal.SIGUSR2
+
+
+def in_check() -> bool:
+    """Returns whether ddpcheck started this process to check what runs in it.
+
+    True on every rank, in the single process that the ranks are compared with, and in
+    the processes that these start, for example the workers of a DataLoader. False in
+    the process of the command line or of pytest, and wherever the script runs without
+    ddpcheck. A script that wants to be short when it is checked asks it:
+
+        rows = 64 if ddpcheck.in_check() else 1_000_000
+
+    It must not be asked to train in another way: the check would then cover code that
+    a training does not run.
+    """
+    return IN_CHECK in os.environ
 
 
 def kill_with_parent() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ddpcheck
 from ddpcheck.ranks.worker import Context
 
 
@@ -20,6 +21,16 @@ def pid(context: Context) -> int:
     """Returns the rank's process id."""
     del context
     return os.getpid()
+
+
+def in_check(context: Context) -> tuple[bool, str]:
+    """Returns what the rank, and a Python that it starts, say of in_check."""
+    del context
+    program = "import ddpcheck; print(ddpcheck.in_check())"
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    return ddpcheck.in_check(), said.stdout
 
 
 def add_up(context: Context, *, value: int) -> float:

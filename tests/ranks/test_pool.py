@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+import ddpcheck
 from ddpcheck.ranks.folder import base_folder
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
@@ -129,6 +130,13 @@ dist.barrier()
 def test_ranks_have_the_variables_of_a_launcher(engine: Pool) -> None:
     found = _values(engine.run(_job("variables"), 3))
     assert found == [[str(rank), "3", str(rank)] for rank in range(3)]
+
+
+def test_ranks_and_what_they_start_are_in_a_check(engine: Pool) -> None:
+    expected = [(True, "True\n")] * 2
+    assert _values(engine.run(_job("in_check"), 2)) == expected
+    assert _values(engine.run(_job("in_check"), SOLO)) == expected[:1]
+    assert not ddpcheck.in_check()
 
 
 @pytest.mark.parametrize(

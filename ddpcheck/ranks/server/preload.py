@@ -57,6 +57,7 @@ def main(settings: dict[str, Any]) -> None:
     FOLDER = folder = Path(settings["folder"])
     if not settings["is_safe"]:
         os.environ.pop(SAFE_PATH, None)  # not inherited by processes of user code
+    os.environ[processes.IN_CHECK] = "1"  # inherited by all that user code starts
     sys.path[:] = [
         path for path in sys.path if path
     ]  # Python 3.10 has no PYTHONSAFEPATH
