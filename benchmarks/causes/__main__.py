@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ddpcheck.checking.checking import check
 from ddpcheck.checking.opening import PRELOAD_MODULES
+from ddpcheck.diagnose.script_data.judge import SLUGS as OF_SCRIPTS
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report.data import Finding
@@ -89,7 +90,7 @@ def corpus(folder: Path) -> Iterator[Case]:
             causes=causes_of(broken),
             world_sizes=(2, 4),
         )
-    for slug in sorted(set(pages.rule_slugs()) - RAISES):
+    for slug in sorted(set(pages.rule_slugs()) - RAISES - {*OF_SCRIPTS}):
         name = slug.replace("/", "_").replace("-", "_")
         broken, fixed = folder / f"{name}.py", folder / f"{name}_fixed.py"
         for path, source in zip((broken, fixed), pages.targets(slug), strict=True):

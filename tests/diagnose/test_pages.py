@@ -14,6 +14,7 @@ from ddpcheck.diagnose.registry import (
     RULES,
     SERVER_RULES,
 )
+from ddpcheck.diagnose.script_data import judge
 from ddpcheck.report.pages import pages
 
 UNWRITTEN = "something is left to be written"
@@ -26,6 +27,7 @@ SLUGS = list(
         [*(rule.SLUG for rule in RULES), *FAULT_RULE.SLUGS]
         + [rule.SLUG for rule in SERVER_RULES]
         + [rule.SLUG for rule in _OF_DATA_PARALLEL]
+        + [*judge.SLUGS]
     )
 )
 
@@ -60,7 +62,7 @@ def faults(text: str) -> list[str]:
 def test_registry_and_files_are_the_same_rules() -> None:
     assert sorted(SLUGS) == list(pages.rule_slugs())
     every = {id(rule) for rule in (*RULES, *SERVER_RULES, *_OF_DATA_PARALLEL)}
-    assert len(every) + len(FAULT_RULE.SLUGS) == len(SLUGS)
+    assert len(every) + len(FAULT_RULE.SLUGS) + len(judge.SLUGS) == len(SLUGS)
 
 
 @pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)

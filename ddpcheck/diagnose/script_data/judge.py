@@ -44,7 +44,7 @@ def findings(
         ranks: the events of each rank.
         single: those of the single process.
         finished: whether no rank failed or hung. Then a last batch that was drawn and
-            not trained on is one that the script left out.
+            not trained on is one that the script left out, and no rank waits.
     """
     found: dict[str, Finding] = {}
     parts = cut_by_hand(ranks)
@@ -151,7 +151,7 @@ def _lengths(each: Lanes, *, finished: bool) -> Finding | None:
         ahead = each.ranks[first][number + 1 :]
         if ahead and ahead[0].drawn:
             return _desync(each, number, first, longer[0])
-        return _uneven(passes, number, first, longer[0])
+        return None if finished else _uneven(passes, number, first, longer[0])
     return None
 
 

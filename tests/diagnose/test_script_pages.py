@@ -1,0 +1,74 @@
+"""The example of a page on scripts yields that finding, its fixed line none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.checking import opening
+from ddpcheck.diagnose.script_data import judge
+from ddpcheck.ranks.messages import Job
+from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.report.pages import pages
+from ddpcheck.target.script import script
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def own_pool() -> Iterator[Pool]:
+    """A pool of its own: a recording retires the ranks that it ran in."""
+    with Pool(Preload(modules=opening.PRELOAD_FIRST), timeout_s=60) as pool:
+        pool.start()
+        pool.wait_for_imports()
+        yield pool
+
+
+def _recorded(pool: Pool, path: Path, source: str) -> tuple[list[Any], Any]:
+    """Returns the events of two ranks, and of a single process."""
+    path.write_text(source, encoding="utf-8")
+    tasks = []
+    for folder, world_size in ((path.parent / "ranks", 2), (path.parent / "one", SOLO)):
+        folder.mkdir()
+        job = Job(
+            function="ddpcheck.run.script.recording:record",
+            arguments={
+                "script": script(str(path), ()),
+                "folder": str(folder),
+                "steps": 3,
+            },
+        )
+        tasks.append(pool.submit(job, world_size))
+    pool.wait(tasks)
+    ranks, (one,) = (task.outcomes for task in tasks)
+    assert [outcome.kind for outcome in (*ranks, one)] == ["done"] * 3
+    return [outcome.progress for outcome in ranks], one.progress
+
+
+def _code(text: str) -> list[str]:
+    return [line[4:] for line in text.splitlines() if line.startswith("    ")]
+
+
+@pytest.mark.parametrize("slug", judge.SLUGS)
+def test_example_yields_its_finding(slug: str, own_pool: Pool, tmp_path: Path) -> None:
+    example = _code(pages.sections(pages.page(slug))["Example"])
+    events = _recorded(own_pool, tmp_path / "train.py", "\n".join(example))
+    found = judge.findings(*events, finished=True)
+    assert [one.slug for one in found] == [slug]
+
+
+@pytest.mark.parametrize("slug", judge.SLUGS)
+def test_fixed_line_yields_no_finding(
+    slug: str, own_pool: Pool, tmp_path: Path
+) -> None:
+    parts = pages.sections(pages.page(slug))
+    (fixed,) = _code(parts["Fix"])
+    name = fixed.partition(" = ")[0] + " = "
+    example = _code(parts["Example"])
+    mended = [fixed if line.startswith(name) else line for line in example]
+    assert mended != example
+    events = _recorded(own_pool, tmp_path / "train.py", "\n".join(mended))
+    assert judge.findings(*events, finished=True) == []
