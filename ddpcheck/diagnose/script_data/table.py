@@ -100,9 +100,16 @@ def _row(
         single=one,
         ranks=many,
         world_size=world,
-        at_8=at[kind](),
+        at_8=_counted(at[kind](), one, many),
         effect=effects[kind],
     )
+
+
+def _counted(value: float | None, *like: float) -> float | None:
+    """Returns a number; None for a part of something that is counted."""
+    if value is None or any(isinstance(number, float) for number in like):
+        return value
+    return int(value) if value == int(value) else None
 
 
 def _relation(one: float, many: float, world: int) -> str:
