@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def remove(folder: Path) -> list[str]:
         for path in dict.fromkeys(entry[1] for entry in reversed(made))
         if not is_within_any(kept, path) and not _removed(path, kept)
     ]
-    for _, _, parent, times in reversed(made):  # the earliest is written last
+    for _, _, parent, times, _ in reversed(made):  # the earliest is written last
         if times and not any(os.path.dirname(path) == parent for path in left):  # noqa: PTH120
             with contextlib.suppress(OSError):
                 os.utime(parent, ns=tuple(times))
@@ -109,7 +110,7 @@ def is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def is_within_any(folders: set[str], path: str) -> bool:
+def is_within_any(folders: Container[str], path: str) -> bool:
     """Returns whether a path, or a folder that it is in, is among these."""
     while path not in folders:
         above = os.path.dirname(path)  # noqa: PTH120

@@ -47,6 +47,7 @@ RESULT: Any = None
 # of a forked process to the tool's.
 FOLDER: Path | None = None
 SEARCH: list[str] = []
+CREW = ""  # the name of the crew of a rank, set in the rank
 # Functions that modules register, to be called after all imports and before any fork.
 BEFORE_FORKS: list[Callable[[], None]] = []
 

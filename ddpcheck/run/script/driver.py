@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddpcheck.ranks.messages import Seat
+from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, traces
 from ddpcheck.target.script import Script
@@ -140,7 +141,7 @@ class Driver:
         size = self.seat.world_size
         return traces.watched(
             self.seat.folder,
-            str(size or f"single-{os.getpid()}"),
+            preload.CREW if size else f"single-{os.getpid()}",
             own,
             allows_writes=script.allows_writes,
         )

@@ -5,6 +5,11 @@ refuses to change what existed before the check, with an exception that names th
 and the option that allows it. New files and folders are written down first, in a list
 in the session's folder, and removed with it (ranks/made.py).
 
+A check runs the script several times, also at the same time. What one run has made is
+hidden from the others, so that each starts as the first: a script that resumes from a
+checkpoint finds that of the user alone. Runs at the same time that write one path write
+the same file; temporary files are apart.
+
 Not seen: libraries that open files outside of Python (h5py, pyarrow; torch.save,
 torch.jit.save and safetensors are watched by themselves), and child processes other
 than forks. What these make in a folder that the script made is removed with it.
@@ -15,6 +20,7 @@ than forks. What these make in a folder that the script made is removed with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import json
@@ -26,9 +32,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpcheck.ranks import made
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 OPTION = "--allow-writes"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
@@ -96,11 +105,15 @@ def watched(
     if before is None or before.folder != Path(folder):
         _keeper = _Keeper(Path(folder), name, own, allows_writes=allows_writes)
         _hook_once()
+    else:
+        before.starts += 1
     with contextlib.ExitStack() as stack:
         assert _keeper is not None
         _set_environment(_keeper)
         for writer in _WRITERS:
             stack.enter_context(_wrapped(*writer[:2], _checked_first(*writer[2:])))
+        for function, make in _OF_OS.items():
+            stack.enter_context(_wrapped("os", function, make))
         for module in ("sqlite3", "sqlite3.dbapi2"):
             stack.enter_context(_wrapped(module, "connect", _read_only))
         try:
@@ -135,11 +148,19 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     handle = _EVENTS.get(event)
     if handle is None or getattr(_within_hook, "is_on", False):
         return
+    with _unwatched():
+        handle(_keeper, arguments)
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Lets this thread use files as they are, within the context."""
+    before = getattr(_within_hook, "is_on", False)
     _within_hook.is_on = True
     try:
-        handle(_keeper, arguments)
+        yield
     finally:
-        _within_hook.is_on = False
+        _within_hook.is_on = before
 
 
 @dataclass(slots=True)
@@ -154,8 +175,10 @@ class _Keeper:
     # Processes of other runs, which do the same at the same time, have another.
     temporary: str = field(init=False)
     places: dict[str, bool] = field(init=False)  # folder: whether all is allowed in it
-    known: set[str] = field(default_factory=set)  # made or kept, by any process
+    # What was made, and by which runs.
+    runs: dict[str, set[str]] = field(default_factory=dict)
     read_bytes: int = 0
+    starts: int = 0  # of the script, in this process
 
     def __post_init__(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -163,7 +186,7 @@ class _Keeper:
         home = os.path.expanduser("~")  # noqa: PTH111
         system = os.path.realpath(tempfile.gettempdir())
         self.temporary = f"{system}/{self.folder.name}-{self.name}"
-        self.write("made", self.temporary, system, None)
+        self.write("made", self.temporary, system, None, self.run)
         os.makedirs(self.temporary, exist_ok=True)  # noqa: PTH103
         free = [system, *_SYSTEM]
         free += [f"{home}/{name}" for name in _IN_HOME]
@@ -177,37 +200,63 @@ class _Keeper:
         inside = [place for place in self.places if made.is_within(path, place)]
         return bool(inside) and self.places[max(inside, key=len)]
 
+    @property
+    def run(self) -> str:
+        """Names this run of the script; the ranks of a run have one name."""
+        return f"{self.name}/{self.starts}"
+
     def is_made(self, path: str) -> bool:
         """Returns whether the check has made a path, in this or another process."""
-        if made.is_within_any(self.known, path):
-            return True
+        self.look()
+        return made.is_within_any(self.runs, path)
+
+    def is_hidden(self, path: str) -> bool:
+        """Returns whether only other runs of the script have made a path.
+
+        A run finds what was there before the check, and what it has made itself: else
+        it would resume from the checkpoint of an earlier run.
+        """
+        self.look()
+        while path not in self.runs:
+            above = os.path.dirname(path)  # noqa: PTH120
+            if above == path:
+                return False
+            path = above
+        return self.run not in self.runs[path]
+
+    def look(self) -> None:
+        """Reads what other processes have written down since the last time."""
         while data := os.pread(self.descriptor, 1 << 20, self.read_bytes):
             whole = data[: data.rfind(b"\n") + 1]
             if not whole:
                 break
             self.read_bytes += len(whole)
             for line in whole.splitlines():
-                kind, path_made, *_ = json.loads(line)
-                if kind == "made":
-                    self.known.add(path_made)
-        return made.is_within_any(self.known, path)
+                entry = json.loads(line)
+                if entry[0] == "made":
+                    self.runs.setdefault(entry[1], set()).add(entry[-1])
 
     def write(self, *entry: Any) -> None:
         """Adds a line to the list, whole, whatever other processes write."""
         os.write(self.descriptor, json.dumps(entry).encode("ascii") + b"\n")
 
     def makes(self, path: str) -> None:
-        """Writes down what is about to be made, unless it exists."""
-        if self.is_free(path) or os.path.lexists(path) or self.is_made(path):
+        """Writes down what is about to be made, unless it existed before."""
+        if self.is_free(path):
             return
         parent = os.path.dirname(path)  # noqa: PTH120
+        if self.is_made(path):
+            if self.run not in self.runs.get(path, ()):
+                self.write("made", path, parent, None, self.run)
+            return
+        if os.path.lexists(path):
+            return
         try:
             status = os.stat(parent)  # noqa: PTH116
         except OSError:
             return  # it cannot be made
         times = [status.st_atime_ns, status.st_mtime_ns]
-        self.write("made", path, parent, None if self.is_made(parent) else times)
-        self.known.add(path)
+        self.write("made", path, parent, times, self.run)
 
     def keeps(self, path: str) -> bool:
         """Returns whether a path existed before the check, and must stay as it was."""
@@ -246,9 +295,14 @@ class _Keeper:
         path = os.path.realpath(path)
         if os.path.isdir(path):  # noqa: PTH112
             return  # O_TMPFILE, or an error
+        if self.is_hidden(path):
+            if not creates:
+                raise _missing(path)
+            if os.path.exists(path):  # noqa: PTH110
+                os.truncate(path, 0)
         if os.path.exists(path):  # noqa: PTH110
             self.changes(path, "overwrite")
-        elif creates:
+        if creates:
             self.makes(path)
 
 
@@ -269,8 +323,16 @@ def _named(path: Any, folder: Any = -1) -> str | None:
 
 def _open(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
     path, _, flags = arguments
-    if isinstance(flags, int) and flags & _WRITES and (named := _named(path)):
+    if not isinstance(flags, int) or not (named := _named(path)):
+        return
+    if flags & _WRITES:
         keeper.opens(named, creates=bool(flags & os.O_CREAT))
+    elif keeper.is_hidden(named):
+        raise _missing(path)
+
+
+def _missing(path: Any) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _mkdir(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
@@ -299,6 +361,8 @@ def _symlink(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
 
 def _remove(keeper: _Keeper, arguments: tuple[Any, ...]) -> None:
     if path := _named(arguments[0], arguments[-1]):
+        if keeper.is_hidden(path):
+            raise _missing(arguments[0])
         keeper.changes(path, "remove")
 
 
@@ -381,6 +445,9 @@ def _wrapped(
     wrapper = functools.wraps(function)(make(function))
     setattr(wrapper, _ASKS, True)
     setattr(owner, name, wrapper)
+    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if function in supported:
+            supported.add(wrapper)
     try:
         yield
     finally:
@@ -394,7 +461,8 @@ def _checked_first(place: int, keyword: str) -> Callable[[Function], Function]:
         def asking(*args: Any, **kwargs: Any) -> Any:
             path = args[place] if len(args) > place else kwargs.get(keyword)
             if _keeper is not None and isinstance(path, (str, bytes, os.PathLike)):
-                _open(_keeper, (path, None, os.O_WRONLY | os.O_CREAT))
+                with _unwatched():
+                    _open(_keeper, (path, None, os.O_WRONLY | os.O_CREAT))
             return function(*args, **kwargs)
 
         return asking
@@ -414,3 +482,97 @@ def _read_only(connect: Function) -> Function:
         return connection
 
     return connecting
+
+
+def _is_hidden(path: Any, folder: Any = None) -> bool:
+    if _keeper is None or getattr(_within_hook, "is_on", False):
+        return False
+    with _unwatched():
+        named = _named(path, -1 if folder is None else folder)
+        return named is not None and _keeper.is_hidden(named)
+
+
+def _stat(stat: Function) -> Function:
+    def of_visible(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_hidden(path, kwargs.get("dir_fd")):
+            raise _missing(path)
+        return stat(path, *args, **kwargs)
+
+    return of_visible
+
+
+def _access(access: Function) -> Function:
+    def of_visible(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return not _is_hidden(path) and access(path, *args, **kwargs)
+
+    return of_visible
+
+
+def _mkdir_again(mkdir: Function) -> Function:
+    def of_this_run(path: Any, *args: Any, **kwargs: Any) -> None:
+        """Makes a folder, which may be there if another run has made it."""
+        hidden = _is_hidden(path, kwargs.get("dir_fd"))
+        try:
+            mkdir(path, *args, **kwargs)
+        except FileExistsError:
+            if not hidden:
+                raise
+
+    return of_this_run
+
+
+def _listdir(listdir: Function) -> Function:
+    def of_visible(path: Any = ".") -> Any:
+        if _is_hidden(path):
+            raise _missing(path)
+        names = listdir(path)
+        if isinstance(path, int):
+            return names
+        join = os.path.join
+        return [n for n in names if not _is_hidden(join(os.fspath(path), n))]
+
+    return of_visible
+
+
+class _Entries:
+    """What os.scandir returns, without what is hidden."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+        self.entries = (e for e in found if not _is_hidden(e.path))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the folder."""
+        self.found.close()
+
+
+def _scandir(scandir: Function) -> Function:
+    def of_visible(path: Any = ".") -> Any:
+        if _is_hidden(path):
+            raise _missing(path)
+        found = scandir(path)
+        return found if isinstance(path, int) else _Entries(found)
+
+    return of_visible
+
+
+_OF_OS: dict[str, Callable[[Function], Function]] = {
+    "access": _access,
+    "listdir": _listdir,
+    "lstat": _stat,
+    "mkdir": _mkdir_again,
+    "scandir": _scandir,
+    "stat": _stat,
+}

@@ -56,7 +56,7 @@ def _run(
     script.write_text(text, encoding="utf-8")
     os.utime(script, ns=times)
     folder = project.parent / "check"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     return start.to_its_end(script, folder, allows_writes=allows_writes), folder
 
 
@@ -200,7 +200,7 @@ def test_script_that_may_write_keeps_what_existed_where_it_was_moved(
 ) -> None:
     done, folder = _run(project, ALLOWED, allows_writes=True)
     assert done.returncode == -9, done.stderr
-    assert made.remove(folder) == [f"{project}/new"]
+    assert made.remove(folder) == [f"{project}/new/folder", f"{project}/new"]
     assert (project / "new" / "folder" / "train.log").read_text() == "epoch 0\n"
     assert (project / "new" / "run.sh").exists()
     assert not (project / "new" / "next.pt").exists()
@@ -229,3 +229,39 @@ def test_database_that_existed_can_be_read_but_not_written(project: Path) -> Non
 def test_remove_of_a_check_that_made_nothing_removes_nothing(tmp_path: Path) -> None:
     assert made.remove(tmp_path) == []
     assert made.read(tmp_path).paths == ()
+
+
+# As of https://github.com/pytorch/examples: it resumes if there is a snapshot.
+RESUMES = """
+import os, pathlib
+import torch
+assert not os.path.exists("out/snapshot.pt")
+assert not os.path.isdir("runs")
+assert sorted(os.listdir("out")) == ["latest.pt", "old"], os.listdir("out")
+assert not list(pathlib.Path("runs").glob("*"))
+try:
+    open("out/snapshot.pt")
+except FileNotFoundError:
+    pass
+os.mkdir("runs")
+assert os.listdir("runs") == []
+assert not [name for _, _, names in os.walk("runs") for name in names]
+with open("runs/log", "a") as stream:
+    stream.write("epoch 0")
+assert pathlib.Path("runs/log").read_text() == "epoch 0"
+torch.save(1, "out/snapshot.pt")
+assert os.path.exists("out/snapshot.pt") and torch.load("out/snapshot.pt") == 1
+assert "snapshot.pt" in os.listdir("out")
+"""
+
+
+def test_second_run_finds_nothing_of_the_first(project: Path) -> None:
+    before = _look(project)
+    done, folder = _run(project, RESUMES)
+    assert done.returncode == 0, done.stderr
+    done, _ = _run(project, RESUMES)
+    assert done.returncode == 0, done.stderr
+    assert made.remove(folder) == []
+    after = _look(project)
+    after["train.py"] = before["train.py"]
+    assert after == before
