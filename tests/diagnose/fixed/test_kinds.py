@@ -54,6 +54,24 @@ def own(params):
         p.grad *= 0.1 / norm
     optimizer.step()
 """
+IN_TURN = """
+model = nn.Linear(4, 1)
+batch = torch.randn(8, 4), torch.randn(8)
+def loss(output, target):
+    pairs = target.reshape(2, -1)  # samples i and i + 4 of the batch
+    return -(output[:, 0].tanh() * (pairs - pairs.mean(0)).flatten()).mean()
+"""
+IN_PARTS = f"""
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(4, 1)
+rows = torch.randn(24, 4, dtype=torch.float64)
+world = lambda: dist.get_world_size() if dist.is_initialized() else 1
+{STEP}
+    for (rows_of_all,) in DataLoader(TensorDataset(rows), 8):
+        optimizer.zero_grad()
+        (model(rows_of_all).square().sum() * world() / 8).backward()
+        optimizer.step()
+"""
 NOTHING: tuple[Intervention, ...] = ()
 # Programs of the corpus by the kind of fix, and their interventions; none: gradients
 # averaged by hand.
@@ -206,7 +224,16 @@ WRAPPERS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
         (Switch.BATCH_WITHOUT_GROUP,),
     ),
 }
-CASES = AVERAGES | HOOKS | DECISIONS | FIRST_RANKS | SAMPLES | WRAPPERS
+ORDERS = Substitute(boundary="orders")
+SHARDS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
+    "loader-in-turn": (
+        "data/loader-without-its-sampler",
+        (ORDERS, Switch.LOADER_STRIDES),
+    ),
+    "orders-of-a-sampler": ("data/whole-batches-in-orders-of-their-own", (ORDERS,)),
+    "orders-of-numpy": ("data/numpy-shuffles-by-rank", (ORDERS,)),
+}
+CASES = AVERAGES | HOOKS | DECISIONS | FIRST_RANKS | SAMPLES | WRAPPERS | SHARDS
 
 
 def _texts(case: str, path: Path, fixes: Sequence[Intervention]) -> list[str]:
@@ -267,8 +294,18 @@ def test_file_of_a_kind_trains_as_the_single_process(
 
 @pytest.mark.parametrize(
     ("source", "fix"),
-    [(TURNED, DrawGlobalBatch()), (OWN_PART, Switch.GRADIENTS_AS_LEFT)],
-    ids=["draws-in-another-order", "norm-of-the-own-part"],
+    [
+        (TURNED, DrawGlobalBatch()),
+        (OWN_PART, Switch.GRADIENTS_AS_LEFT),
+        (IN_TURN, Switch.STRIDED_SHARDS),
+        (IN_PARTS, Switch.LOADER_PARTS),
+    ],
+    ids=[
+        "draws-in-another-order",
+        "norm-of-the-own-part",
+        "batch-in-turn",
+        "loader-in-parts",
+    ],
 )
 def test_file_of_a_source_trains_as_the_single_process(
     source: str,

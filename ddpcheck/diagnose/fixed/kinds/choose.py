@@ -18,6 +18,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     norms,
     offsets,
     scales,
+    shards,
     state,
     statistics,
     whole_steps,
@@ -52,6 +53,7 @@ _FAMILIES = (
     state.add,
     statistics.add,
     counts.add,
+    shards.add,
 )
 _ATTEMPTS = 2
 
