@@ -19,6 +19,7 @@ from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.run.intervention import (
     DrawGlobalBatch,
+    GlobalModule,
     Intervention,
     SkipAllReduces,
     Substitute,
@@ -209,6 +210,14 @@ SAMPLES: dict[str, tuple[str, tuple[Intervention, ...]]] = {
     "draws-of-numpy": ("rng/mask-of-numpy-seeded-alike", (Switch.CONSTANT_DRAWS,)),
 }
 WRAPPERS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
+    "hook-of-a-module": (
+        "forward/hook-that-centres-what-a-layer-is-given",
+        (GlobalModule(name="2"),),
+    ),
+    "hook-of-the-model": (
+        "forward/hook-that-standardises-what-the-model-is-given",
+        (GlobalModule(),),
+    ),
     "opaque-output": ("graph/dataclass-output-broken", (Switch.PLAIN_OUTPUT,)),
     "opaque-output-beside-unused": (
         "graph/distribution-as-output",

@@ -199,7 +199,7 @@ _OF_ALL_RANKS = '''\
 def of_all_ranks(module):
     """Gives the module the rows of all ranks; it returns those of this rank."""
     forward = module.forward
-
+{hooked}
     def whole(*args, **kwargs):
         if not (module.training and dist.is_initialized()):
             return forward(*args, **kwargs)
@@ -215,6 +215,18 @@ def of_all_ranks(module):
 
     module.forward = whole
 '''
+_HOOKED = """
+    names = "_forward_pre_hooks", "_forward_hooks"
+    hooks = {name: getattr(module, name) for name in names}
+    plain = {"forward": forward, **hooks}
+
+    def forward(*args, **kwargs):  # the module's hooks get the rows of all ranks, too
+        with mock.patch.multiple(module, **plain):
+            return module(*args, **kwargs)
+
+    for name in hooks:
+        setattr(module, name, collections.OrderedDict())
+"""
 _MADE = "        made = forward(*args, **kwargs)"
 _MADE_ALONE = """\
         # It has all rows, so its own collectives must not run: it sees no group.
@@ -230,7 +242,11 @@ def gather_for_module(draft: Draft, wanted: Wanted, fix: GlobalModule) -> None:
     name, compute = fix.name, _MADE
     if fix.hides and wanted.facts.asks_group:
         compute = _MADE_ALONE
-    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute)
+    hooked = ""
+    if "forward_hook(" in wanted.facts.source or "pre_hook(" in wanted.facts.source:
+        hooked = _HOOKED
+        draft.imports |= {"import collections", "from unittest import mock"}
+    draft.parts["of_all_ranks"] = _OF_ALL_RANKS.format(compute=compute, hooked=hooked)
     add_gathered(draft, wanted)
     module = f"model.get_submodule({name!r})" if name else "model"
     draft.before_wrap += f"of_all_ranks({module})\n"
