@@ -114,6 +114,21 @@ def test_exit_code_table_is_that_of_the_code() -> None:
     assert shown == {**EXIT_CODES, "": EXIT_USAGE}
 
 
+def test_script_comes_before_the_target_file() -> None:
+    command = "`ddpcheck run train.py ARGS`"
+    assert README.index(command) < README.index("def model")
+    assert "usage: ddpcheck run [options] [-m MODULE | train.py] ARGS" in HELP
+
+
+@pytest.mark.slow
+def test_script_shown_exits_as_shown(tmp_path: Path) -> None:
+    found = re.search(r"`ddpcheck run (\S+\.py)` exits with (\d)", README)
+    assert found is not None
+    path, code = found.groups()
+    done = _ddpcheck("run", str(ROOT / path), folder=tmp_path)
+    assert done.returncode == int(code), done.stdout + done.stderr
+
+
 def test_tolerance_table_is_that_of_the_code() -> None:
     shown = {dtype: float(rtol) for dtype, rtol, _ in _table("dtype")}
     assert shown == DEFAULT_RTOL

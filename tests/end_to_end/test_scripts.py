@@ -1,0 +1,343 @@
+"""`ddpcheck run`: training scripts of many kinds, as their users start them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import DATA, Ended, Terminal
+
+EXAMPLES = DATA.parents[1] / "examples"
+
+IMPORTS = """\
+import argparse, os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import (
+    DataLoader, DistributedSampler, IterableDataset, TensorDataset
+)
+
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+"""
+SETUP = f"""\
+{IMPORTS}
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = torch.randn(64, 6)
+data = TensorDataset(rows, rows[:, :3].sin())
+
+
+def loader_of(data, **options):
+    sampler = DistributedSampler(data, shuffle=False)
+    return DataLoader(data, 8 // WORLD_SIZE, sampler=sampler, **options)
+
+
+def update(x, y):
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+
+"""
+TRAIN = """
+for x, y in loader_of(data):
+    update(x, y)
+"""
+
+ITERABLE = """
+class Stream(IterableDataset):
+    def __iter__(self):
+        for index in range(RANK, 64, WORLD_SIZE):
+            yield data[index]
+
+
+for x, y in DataLoader(Stream(), 8 // WORLD_SIZE):
+    update(x, y)
+"""
+PADDING = """
+sequences = [(torch.randn(2 + i % 5, 6), torch.randn(3)) for i in range(64)]
+
+
+def collate(batch):
+    x = nn.utils.rnn.pad_sequence([x for x, _ in batch], batch_first=True)
+    counts = torch.tensor([len(x) for x, _ in batch])
+    return x, counts, torch.stack([y for _, y in batch])
+
+
+for x, counts, y in loader_of(sequences, collate_fn=collate):
+    optimizer.zero_grad()
+    output = model(x) * (torch.arange(x.shape[1]) < counts[:, None])[..., None]
+    mse_loss(output.sum(1), y).backward()
+    optimizer.step()
+"""
+TWO_OPTIMIZERS = """
+other = DistributedDataParallel(nn.Linear(3, 6))
+others = torch.optim.Adam(other.parameters(), lr=0.01)
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    others.zero_grad()
+    output = model(x)
+    (mse_loss(output, y) + mse_loss(other(output), x)).backward()
+    optimizer.step()
+    others.step()
+"""
+SCALER = """
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    scaler.scale(mse_loss(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+SCHEDULER = """
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+for x, y in loader_of(data):
+    update(x, y)
+    scheduler.step()
+"""
+AVERAGED = """
+average = torch.optim.swa_utils.AveragedModel(
+    model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+)
+for x, y in loader_of(data):
+    update(x, y)
+    average.update_parameters(model.module)
+"""
+EVALUATION = """
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        for x, y in DataLoader(data, 16):
+            print(mse_loss(model.module(x), y).item())
+    model.train()
+
+
+for epoch in range(2):
+    for x, y in loader_of(data):
+        update(x, y)
+    if RANK == 0:
+        evaluate()
+    dist.barrier()
+"""
+YAML = """
+import yaml
+
+with open("settings.yaml") as stream:
+    settings = yaml.safe_load(stream)
+optimizer = torch.optim.AdamW(model.parameters(), **settings["optimizer"])
+"""
+ARGUMENTS = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, required=True)
+parser.add_argument("--steps", type=int, required=True)
+args = parser.parse_args()
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for _, (x, y) in zip(range(args.steps), loader_of(data)):
+    update(x, y)
+"""
+IN_CHECK = """
+import ddpcheck
+
+assert ddpcheck.in_check()
+"""
+GOOD = {
+    "iterable dataset": ITERABLE,
+    "workers": TRAIN.replace("(data)", "(data, num_workers=2)"),
+    "padding": PADDING,
+    "two optimizers": TWO_OPTIMIZERS,
+    "scaler": SCALER,
+    "scheduler": SCHEDULER,
+    "averaged weights": AVERAGED,
+    "evaluation on rank 0": EVALUATION,
+    "yaml": YAML + TRAIN,
+    "exit": IN_CHECK + TRAIN + "\ndist.destroy_process_group()\nsys.exit(0)\n",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """How a check ended, and its first finding."""
+
+    ended: Ended
+    slug: str | None
+    summary: str
+    compared: bool
+
+    @property
+    def shown(self) -> str:
+        return self.ended.stdout + self.ended.stderr
+
+
+def _check(terminal: Terminal, *arguments: str) -> Checked:
+    """Runs `ddpcheck run` on a script."""
+    options = ("--json", "report.json", "--report-dir", "reports")
+    ended = terminal.run("run", *options, *arguments)
+    path = terminal.folder / "report.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    first = (found.get("findings") or [{}])[0]
+    runs = [run for run in found.get("runs", ()) if run["mode"] == "ddp"]
+    compared = [run["gradients"]["compared"] for run in runs]
+    return Checked(
+        ended=ended,
+        slug=first.get("slug"),
+        summary=first.get("summary", ""),
+        compared=bool(compared) and all(compared),
+    )
+
+
+def _script(terminal: Terminal, *parts: str) -> str:
+    return terminal.write("".join((SETUP, *parts)), "train.py")
+
+
+def _assert_equivalent(checked: Checked) -> None:
+    assert (checked.ended.exit_code, checked.slug) == (0, None), checked.shown
+    assert checked.compared
+    assert "\nEQUIVALENT: " in checked.ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOOD)
+def test_script_of_each_kind_is_equivalent(name: str, terminal: Terminal) -> None:
+    if name == "yaml":
+        pytest.importorskip("yaml")
+        terminal.write("optimizer: {lr: 0.01, weight_decay: 0.1}\n", "settings.yaml")
+    _assert_equivalent(_check(terminal, _script(terminal, GOOD[name])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["iterable dataset", "padding", "scaler"])
+def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
+    name: str, terminal: Terminal
+) -> None:
+    text = "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    code = GOOD[name].replace("clip_grad_norm_(model.parameters(), 0.5)", "Identity()")
+    checked = _check(terminal, _script(terminal, text, code))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
+
+
+@pytest.mark.slow
+def test_arguments_after_the_script_are_given_to_it(terminal: Terminal) -> None:
+    name = _script(terminal, ARGUMENTS)
+    checked = _check(terminal, "--steps", "2", name, "--lr", "0.5", "--steps", "4")
+    _assert_equivalent(checked)
+    assert ", SGD, 2 steps; " in checked.ended.stdout
+
+
+def test_module_of_a_package_reads_a_relative_path(terminal: Terminal) -> None:
+    package = terminal.folder / "package"
+    package.mkdir()
+    (terminal.folder / "rate.txt").write_text("0.25", encoding="utf-8")
+    (package / "__init__.py").touch()
+    (package / "rates.py").write_text("RATE = float(open('rate.txt').read())\n")
+    use = "\nfrom .rates import RATE\noptimizer.param_groups[0]['lr'] = RATE\n"
+    (package / "train.py").write_text(SETUP + use + TRAIN, encoding="utf-8")
+    _assert_equivalent(_check(terminal, "-m", "package.train"))
+
+
+@pytest.mark.slow
+def test_script_that_raises_on_a_rank_is_divergent(terminal: Terminal) -> None:
+    raising = TRAIN + "    if RANK == 1:\n        raise ValueError('rank 1 stops')\n"
+    checked = _check(terminal, _script(terminal, raising))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "sync/rank-raised"
+    assert "ValueError: rank 1 stops" in checked.shown
+
+
+@pytest.mark.slow
+def test_script_that_hangs_at_its_end_is_divergent(terminal: Terminal) -> None:
+    waiting = TRAIN + "if RANK == 0 and WORLD_SIZE > 1:\n    dist.barrier()\n"
+    waiting += "else:\n    import time\n    time.sleep(1000 * (WORLD_SIZE - 1))\n"
+    checked = _check(terminal, "--timeout-s", "20", _script(terminal, waiting))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "sync/rank-hung"
+
+
+def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
+    name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
+    ended = terminal.run("run", name)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "ddpcheck: train.py ended without a step of an optimizer [script-no-training]\n"
+        "  expected   a script that draws batches and steps a torch optimizer\n"
+        "  found      the end of the script\n"
+        "  fix        give it the arguments with which it trains\n"
+        "  more       ddpcheck --explain script-no-training\n"
+    )
+
+
+@pytest.mark.slow
+def test_script_that_fails_as_a_single_process_is_refused(terminal: Terminal) -> None:
+    need = "\nif WORLD_SIZE == 1:\n    raise RuntimeError('needs two ranks')\n"
+    name = _script(terminal, need, TRAIN)
+    ended = terminal.run("run", name)
+    line = 1 + (SETUP + need).splitlines().index(need.splitlines()[-1])
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "ddpcheck: train.py fails as a single process [script-fails]\n"
+        "  expected   a script that trains with WORLD_SIZE=1: the runs are compared "
+        "with it\n"
+        f"  found      RuntimeError: needs two ranks (train.py:{line})\n"
+        "  fix        make this work first: torchrun --nproc-per-node 1 train.py ...\n"
+        "  more       ddpcheck --explain script-fails\n"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A script of examples/README.md and what the table says of it."""
+
+    file: str
+    package: str
+    exit_code: int
+    slug: str | None
+
+
+def _rows() -> list[Row]:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    pattern = (
+        r"^\| `run (scripts/\w+\.py)` \| .* "
+        r"\| (\w+|-) \| (\d) \| (?:`(.*)`|-) \|$"
+    )
+    return [
+        Row(file=file, package=package, exit_code=int(code), slug=slug or None)
+        for file, package, code, slug in re.findall(pattern, text, re.MULTILINE)
+    ]
+
+
+ROWS = _rows()
+
+
+def test_table_of_scripts_names_every_script() -> None:
+    files = {f"scripts/{path.name}" for path in (EXAMPLES / "scripts").glob("*_*.py")}
+    assert {row.file for row in ROWS} == files
+    codes = {row.file: row.exit_code for row in ROWS}
+    broken = [file for file in codes if not file.endswith("_fixed.py")]
+    assert len(broken) >= 5
+    assert [codes[file] for file in broken] == [1] * len(broken)
+    fixed = [Path(file).stem + "_fixed.py" for file in broken]
+    assert [codes[f"scripts/{file}"] for file in fixed] == [0] * len(fixed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+def test_script_of_the_examples_gives_what_the_table_says(
+    row: Row, terminal: Terminal
+) -> None:
+    if row.package != "-" and importlib.util.find_spec(row.package) is None:
+        pytest.skip(f"{row.package} is not installed")
+    checked = _check(terminal, str(EXAMPLES / row.file))
+    assert checked.ended.exit_code == row.exit_code, checked.shown
+    assert checked.slug == row.slug
+    assert checked.compared
