@@ -279,7 +279,8 @@ def _fails(script: Script, raised: Raised, recordings: Recordings) -> UsageError
         words = raised.message.partition(": ")[2].splitlines()
         raise CannotCheckError(words[0] if words else raised.message, raised.stack)
     lines = raised.message.strip().splitlines()
-    where = f" ({raised.where})" if raised.where else ""
+    place = (raised.where or "").removeprefix(f"{script.folder}/")
+    where = f" ({place})" if place else ""
     also = any(o.kind == "raised" for o in recordings.ranks)
     return UsageError(
         Problem(
@@ -391,7 +392,8 @@ def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> 
 
 
 def _of_faults(faults: list[Fault], world_size: int, run: int) -> Finding:
-    first = faults[0]
+    # A rank that waits for one that raised hangs; it is not the cause.
+    first = min(faults, key=lambda fault: (list(_HOW).index(fault.kind), fault.rank))
     lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
     lines = [
         line + frames.in_users(fault.stack)

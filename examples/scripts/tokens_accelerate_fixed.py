@@ -21,15 +21,15 @@ SHORTEST = 3
 PADDING = 0
 
 
-def sentences() -> list[Tensor]:
-    """Returns sentences of Python's manual, as bytes."""
+def words() -> list[Tensor]:
+    """Returns words of Python's manual, as bytes."""
     text = pydoc_data.topics.topics["compound"].encode("ascii", "replace")
-    found = [torch.tensor(list(part[:LENGTH])) for part in text.split(b".")]
-    return [sentence for sentence in found if len(sentence) >= SHORTEST][:32]
+    found = [torch.tensor(list(part[:LENGTH])) for part in text.split()]
+    return [word for word in found if len(word) >= SHORTEST][:32]
 
 
 def padded(batch: list[Tensor]) -> Tensor:
-    """Returns the sentences of a batch, with padding up to its longest."""
+    """Returns the words of a batch, with padding up to its longest."""
     return nn.utils.rnn.pad_sequence(
         batch, batch_first=True, padding_value=float(PADDING)
     )
@@ -56,7 +56,7 @@ def main() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batch_size = 8 // accelerator.num_processes
-    loader = DataLoader(sentences(), batch_size=batch_size, collate_fn=padded)
+    loader = DataLoader(words(), batch_size=batch_size, collate_fn=padded)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for tokens in loader:
         logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
