@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 pairs_lightning_fixed.py
 
-all_gather gives the keys of all ranks with their gradient: sync_grads=True.
+all_gather gives the outputs of all ranks with their gradient: sync_grads=True.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ class Pairs(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        """Returns the loss: which key belongs to each query."""
-        queries = normalize(self.left(batch[0]), dim=1)
-        keys = normalize(self.right(batch[1]), dim=1)
+        """Returns the loss: which of all belongs to each."""
+        left = normalize(self.left(batch[0]), dim=1)
+        right = normalize(self.right(batch[1]), dim=1)
+        lefts, rights = left, right
         if self.trainer.world_size > 1:
-            keys = self.all_gather(keys, sync_grads=True).flatten(0, 1)
-        first = self.global_rank * len(queries)
-        labels = torch.arange(first, first + len(queries))
-        return cross_entropy(10 * queries @ keys.T, labels)
+            lefts = self.all_gather(left, sync_grads=True).flatten(0, 1)
+            rights = self.all_gather(right, sync_grads=True).flatten(0, 1)
+        first = self.global_rank * len(left)
+        labels = torch.arange(first, first + len(left))
+        losses = [
+            cross_entropy(10 * left @ rights.T, labels),
+            cross_entropy(10 * right @ lefts.T, labels),
+        ]
+        return sum(losses) / 2
 
 
 def main() -> None:

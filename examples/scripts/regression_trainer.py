@@ -72,6 +72,7 @@ def main() -> None:
             lr_scheduler_type="constant",
             max_grad_norm=0.0,
             save_strategy="no",
+            remove_unused_columns=False,
             report_to=[],
             disable_tqdm=True,
         )
