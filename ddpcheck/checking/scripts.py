@@ -20,6 +20,7 @@ from ddpcheck.checking import checking, opening, reporting
 from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.raised import wants_cuda
 from ddpcheck.ranks.messages import Job, Outcome, Raised
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import (
@@ -278,6 +279,11 @@ def _fails(script: Script, raised: Raised, recordings: Recordings) -> UsageError
     if raised.type_name == "UsageError":
         words = raised.message.partition(": ")[2].splitlines()
         raise CannotCheckError(words[0] if words else raised.message, raised.stack)
+    if wants_cuda(raised.message, raised.stack) and not script.cuda_as_cpu:
+        fix = "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU does"
+    else:
+        start = f"torchrun --nproc-per-node 1 {script.name} ..."
+        fix = f"make this work first: {start}"
     lines = raised.message.strip().splitlines()
     place = (raised.where or "").removeprefix(f"{script.folder}/")
     where = f" ({place})" if place else ""
@@ -290,7 +296,7 @@ def _fails(script: Script, raised: Raised, recordings: Recordings) -> UsageError
             expected="a script that trains with WORLD_SIZE=1: the runs are compared "
             "with it",
             found=f"{raised.type_name}: {lines[0] if lines else ''}{where}",
-            fix=f"make this work first: torchrun --nproc-per-node 1 {script.name} ...",
+            fix=fix,
             stack=raised.stack,
         )
     )

@@ -51,6 +51,10 @@ output:
 {written}  -q, --quiet             print the verdict only
   -v, --verbose           print everything, with stacks
 
+of `run` alone:
+  --allow-writes          let the script change files that existed before
+  --cuda-as-cpu           run a script that asks for CUDA on the CPU
+
 other commands:
   --demo                  check a broken model and the fixed one
   --suite                 run the conformance matrix on this machine
@@ -135,6 +139,7 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
     if member is not None and (args.target is None or args.help) and member.is_idle():
         return 0  # --help, --demo and the like are rank 0's
     wanted = _wanted(args)
+    _refuse_of_scripts(args, given)
     if args.help:
         streams.write(HELP)
         return 0
@@ -163,6 +168,20 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
         baseline=args.baseline or "",
         member=member,
     )
+
+
+def _refuse_of_scripts(args: argparse.Namespace, given: list[str]) -> None:
+    """Refuses options that only `run` has."""
+    options = arguments.OF_SCRIPTS
+    named = [f"--{n}" for n in options if getattr(args, n.replace("-", "_"))]
+    if named:
+        raise usage_error(
+            slug="option-usage",
+            message=f"{named[0]} is an option of ddpcheck run",
+            expected=run_command.USAGE,
+            found=shlex.join(["ddpcheck", *given]),
+            fix=f"leave it out, or check the script: ddpcheck run {named[0]} train.py",
+        )
 
 
 def _run_script(given: list[str], member: Member | None = None) -> int:

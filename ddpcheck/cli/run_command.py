@@ -65,7 +65,10 @@ def main(given: Sequence[str], wanted_of: Any, *, command: str) -> int:
         raise _no_script(own)
     args = arguments.parser().parse_args([*own, "script"])
     _refuse(args)
-    return _check(_script(rest), args, wanted_of(args), command)
+    script = dataclasses.replace(
+        _script(rest), allows_writes=args.allow_writes, cuda_as_cpu=args.cuda_as_cpu
+    )
+    return _check(script, args, wanted_of(args), command)
 
 
 def _check(
