@@ -63,6 +63,7 @@ class Calls:
     ) -> None:
         self._driver, self._like, self._given = driver, like, given
         self._hooked: list[nn.Module] = []
+        self._handles: list[Any] = []
         driver.on_optimizer = self._watch_model
         driver.on_wrapped = self._watch
 
@@ -74,7 +75,23 @@ class Calls:
     def _watch(self, module: nn.Module) -> None:
         if not any(module is one for one in self._hooked):
             self._hooked.append(module)
-            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            self._hook(module)
+
+    def _hook(self, module: nn.Module) -> None:
+        hook = module.register_forward_pre_hook(self._before, with_kwargs=True)
+        self._handles.append(hook)
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def attach_again(self) -> None:
+        """Attaches the hooks again: the attributes of the modules have changed."""
+        self._handles.clear()
+        for module in self._hooked:
+            self._hook(module)
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
         wrapper = self._driver.wrapped
