@@ -59,6 +59,7 @@ class TargetRef:
     names: tuple[tuple[str, str], ...] = ()
     factory: str | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
+    is_script: bool = False  # which is in `path`, and which the factory makes it of
     is_plain: bool = False
     source: str | None = None
 
