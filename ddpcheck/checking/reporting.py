@@ -170,7 +170,7 @@ def _scope(ref: TargetRef, base: ReferenceResult, outcomes: list[RunOutcome]) ->
     for outcome in outcomes:  # a sampler asks for ranks
         found |= {*outcome.facts().get("parts", ())}
     step = "train_step" if facts["has_train_step"] else "loss"
-    if any(name == "script" for name, _ in ref.arguments):
+    if ref.is_script:
         step = "the script's own steps"
         found.add("data loader")  # its batches are those of the ranks
     checked = ["model", step, facts["optimizer"]]

@@ -142,6 +142,7 @@ def _ref(script: Script, known: Known) -> TargetRef:
         path=script.path or None,
         factory="ddpcheck.run.script.as_target:load",
         arguments=(("script", script), ("known", known)),
+        is_script=True,
     )
 
 
@@ -228,7 +229,7 @@ def _record(
 ) -> Recordings:
     """Runs the ranks, and one process, side by side, and records them."""
     folder = pool.folder / f"script{world_size}"
-    single = folder / "single"
+    single = folder / "alone"
     single.mkdir(parents=True)
     jobs = [
         Job(

@@ -130,7 +130,7 @@ def script(
 
     `smallest` is the run to show: its world size, steps, samples and modules.
     """
-    if smallest is None or ref.path is None or ref.factory is not None:
+    if smallest is None or ref.path is None or ref.is_script:
         return ""
     spec, run = smallest.spec, smallest.run
     if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
