@@ -79,13 +79,7 @@ def make(
     is_far = session.pool.is_given and spec.world_size > _MOST_HERE
     # With a loss or batch norms of ddpcheck's own the runs are not those of the file.
     is_own = (spec.loss, spec.batch_norm) == ("asis", "asis")
-    if (
-        path is None
-        or session.ref.factory is not None
-        or not proposals
-        or not is_own
-        or is_far
-    ):
+    if path is None or ref.is_script or not proposals or not is_own or is_far:
         return None
     facts = _facts(outcome, Path(path), on_gpu=session.pool.device != "cpu")
     found = choose.drafts(proposals, facts, spec.world_size)
