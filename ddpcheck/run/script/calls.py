@@ -78,7 +78,12 @@ class Calls:
             self._hook(module)
 
     def _hook(self, module: nn.Module) -> None:
-        hook = module.register_forward_pre_hook(self._before, with_kwargs=True)
+        # A function, which a deep copy of the module shares: with a bound method it
+        # would copy the run of the script, and the wrapper. The copy is not watched.
+        def before(called: Any, args: Any, kwargs: Any) -> Any:
+            return self._before(called, args, kwargs) if called is module else None
+
+        hook = module.register_forward_pre_hook(before, with_kwargs=True)
         self._handles.append(hook)
 
     def remove(self) -> None:
