@@ -91,12 +91,14 @@ class Fed:
         now, own = self._recorded(max(0, later - 1), loader), self._own(loader)
         following = self._recorded(later, loader)
         batch = following[number // self.split % len(following)]
-        rows = _rows(own[-1], now[-1]) if now else None
+        seat = self.driver.seat
+        shard = seat.rank, max(1, seat.world_size)
+        is_shard = not now or _is_same(own[-1], tree.shard(now[-1], *shard))
+        rows = None if is_shard else _rows(own[-1], now[-1])
         if rows is not None:
             batch = tree.rows(batch, torch.tensor(rows))
-        elif self.driver.seat.world_size:
-            seat = self.driver.seat
-            batch = tree.shard(batch, seat.rank, seat.world_size)
+        else:
+            batch = tree.shard(batch, *shard)
         if self.split > 1:
             batch = tree.shard(batch, number % self.split, self.split)
         return _copied(batch)
@@ -142,6 +144,10 @@ class Fed:
         if self.split > 1:
             batch = tree.shard(batch, count % self.split, self.split)
         return _copied(batch)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return digests(one) == digests(other)
 
 
 def _rows(part: Any, whole: Any) -> list[int] | None:
