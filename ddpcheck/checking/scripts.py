@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddpcheck.checking import checking, opening, reporting
@@ -27,10 +27,8 @@ from ddpcheck.report.data import (
     EXIT_CODES,
     Fault,
     Finding,
-    NotCompared,
     Report,
     Run,
-    Verdict,
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
@@ -329,11 +327,12 @@ def _with_more(
     in_data = script_data.findings(ranks, single, finished=not faults)
     left_out = script_data.not_compared(ranks, single)
     known = [finding.slug for finding in in_data]
-    if any(isinstance(event, Drawn) for event in ranks[0]):
-        data = _data_run(recordings, in_data, left_out, report)
+    draws = any(isinstance(event, Drawn) for event in ranks[0])
+    is_open = any(one.why == _OPEN for one in left_out)  # which is listed there
+    if in_data or (draws and not is_open):
         index = (len(runs),)
         findings = [dataclasses.replace(f, runs=index) for f in in_data] + findings
-        runs.append(data)
+        runs.append(_data_run(recordings, in_data, report))
     if faults:
         if _UNEVEN not in known:  # which is why they fail
             findings.insert(0, _of_faults(faults, len(ranks), len(runs)))
@@ -367,21 +366,13 @@ _UNEVEN = "data/uneven-batches"
 _OPEN = "no pass came to its end on all ranks in the time of the recording"
 
 
-def _data_run(
-    recordings: Recordings,
-    findings: list[Finding],
-    left_out: Sequence[NotCompared],
-    report: Report,
-) -> Run:
+def _data_run(recordings: Recordings, findings: list[Finding], report: Report) -> Run:
     """Returns the run that stands for the samples which the ranks drew."""
-    is_open = any(one.why == _OPEN for one in left_out)
-    verdict: Verdict = "not-checked" if is_open else "equivalent"
     return Run(
         mode="data",
         world_size=len(recordings.ranks),
         dtype=report.runs[0].dtype if report.runs else "float32",
-        verdict="divergent" if findings else verdict,
-        why=_OPEN if is_open and not findings else "",
+        verdict="divergent" if findings else "equivalent",
         seconds=recordings.seconds,
     )
 
