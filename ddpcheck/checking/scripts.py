@@ -327,12 +327,10 @@ def _with_more(
     in_data = script_data.findings(ranks, single, finished=not faults)
     left_out = script_data.not_compared(ranks, single)
     known = [finding.slug for finding in in_data]
-    draws = any(isinstance(event, Drawn) for event in ranks[0])
-    is_open = any(one.why == _OPEN for one in left_out)  # which is listed there
-    if in_data or (draws and not is_open):
+    if in_data:
         index = (len(runs),)
         findings = [dataclasses.replace(f, runs=index) for f in in_data] + findings
-        runs.append(_data_run(recordings, in_data, report))
+        runs.append(_data_run(recordings, report))
     if faults:
         if _UNEVEN not in known:  # which is why they fail
             findings.insert(0, _of_faults(faults, len(ranks), len(runs)))
@@ -363,16 +361,15 @@ def _with_more(
 
 
 _UNEVEN = "data/uneven-batches"
-_OPEN = "no pass came to its end on all ranks in the time of the recording"
 
 
-def _data_run(recordings: Recordings, findings: list[Finding], report: Report) -> Run:
-    """Returns the run that stands for the samples which the ranks drew."""
+def _data_run(recordings: Recordings, report: Report) -> Run:
+    """Returns the run that stands for the samples which the ranks drew wrongly."""
     return Run(
         mode="data",
         world_size=len(recordings.ranks),
         dtype=report.runs[0].dtype if report.runs else "float32",
-        verdict="divergent" if findings else "equivalent",
+        verdict="divergent",
         seconds=recordings.seconds,
     )
 
