@@ -70,8 +70,8 @@ def step(
         is_marked = target.train_step is not None and parameter.requires_grad
         parameter.grad = _mark(parameter) if is_marked else None
     optimizer = models.make_optimizer(target, spec, model)
-    optimizer.step = types.MethodType(_no_update, optimizer)
-    optimizer.zero_grad = types.MethodType(_nothing, optimizer)
+    for name, method in (("step", _no_update), ("zero_grad", _nothing)):
+        setattr(optimizer, name, types.MethodType(method, optimizer))
     with user_code.steps(spec):
         if target.train_step is None:
             inputs, targets = split(target, batch)

@@ -57,7 +57,7 @@ def test_an_autograd_function_is_run_by_what_replaces_its_apply() -> None:
 
     plain = vars(torch.autograd.Function)["apply"]
     with functions_run_by(lambda apply, cls, x: (cls, apply(x + 1))):
-        found = Double.apply(torch.ones(1))
+        found = Double.apply(torch.ones(1))  # type: ignore[no-untyped-call]
     assert found[0] is Double
     assert float(found[1]) == 4.0
     assert vars(torch.autograd.Function)["apply"] is plain
