@@ -45,6 +45,12 @@ class Cause:
     controls: list[Control] = field(default_factory=list)
 
 
+def is_weak(causes: list[Cause]) -> bool:
+    """Returns whether the only evidence is that the loss of all rows is right."""
+    told = [cause.proposal for cause in causes]
+    return bool(told) and all(p.last_resort and p.link == "loss" for p in told)
+
+
 def proposed(case: Case, make: Callable[[Experiment], Run]) -> list[Proposal]:
     """Returns what all rules propose, in the order of the chain.
 

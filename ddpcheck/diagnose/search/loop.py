@@ -22,6 +22,7 @@ from ddpcheck.diagnose.search.causes import (
     covered,
     ends_search,
     is_side_effect,
+    is_weak,
     joined,
     mended,
     proposed,
@@ -74,7 +75,7 @@ class Search:
         with one cause fixed first; and with what would mend almost anything.
         """
         causes = self._apart(self._attempt())
-        if self.rest is not None and self.fix and self._is_late(self.rest):
+        if self.fix and self._is_late() and (self.rest is not None or is_weak(causes)):
             causes = self._again(causes, train_before=True)
         if self.rest is not None:
             causes = self._explaining_more(causes)
@@ -94,6 +95,8 @@ class Search:
         if self.can_fall_back:
             self.falls_back = True
             causes = self._again(causes)
+            if self.rest is not None and self.fix and self._is_late():
+                causes = self._again(causes, train_before=True)
         if self.rest is not None and self.fix and (causes or self.quiet):
             causes = self._one_first() or causes
         if self.rest is not None and self.fix:
@@ -101,7 +104,7 @@ class Search:
         return causes
 
     def _again(self, causes: list[Cause], *, train_before: bool = False) -> list[Cause]:
-        """Returns the causes of another attempt, or these if it leaves a rest, too.
+        """Returns the causes of another attempt, or these if it explains no more.
 
         `train_before`: probes use the model at the last step that is still right.
         """
@@ -109,17 +112,17 @@ class Search:
         self.case, self.refuted = None, set()
         self.references.train_before = train_before
         again = self._attempt()
-        if self.rest is None:
+        of_the_loss = all(cause.proposal.link == "loss" for cause in again)
+        is_more = of_the_loss and not is_weak(again)
+        if self.rest is None and (first[1] is not None or is_more):
             return again
         self.case, self.rest = first
         return causes
 
-    def _is_late(self, rest: Case) -> bool:
-        """Returns whether all is right up to a later step, where probes can begin.
-
-        In the run as it is, or in that with fixes.
-        """
-        runs = assemble.to_run(self.outcome, self.limit.rtol), rest.run
+    def _is_late(self) -> bool:
+        """Returns whether all is right up to a later step, where probes can begin."""
+        run = assemble.to_run(self.outcome, self.limit.rtol)
+        runs = [run] if self.rest is None else [run, self.rest.run]  # that with fixes
         return any(first_wrong_batch(run, self.spec.steps) > 0 for run in runs)
 
     def _attempt(self) -> list[Cause]:
