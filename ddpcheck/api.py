@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ddpcheck.checking import checking, opening
+from ddpcheck.checking import checking, opening, scripts
 from ddpcheck.errors.problem import UsageError, visible
 from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.pool import Pool, Preload, PreloadError
@@ -25,8 +26,9 @@ from ddpcheck.report.render import status, terminal, wording
 from ddpcheck.report.render.terminal import one_line
 from ddpcheck.run.modes.registry import CHOICES
 from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.target import script as target_scripts
 from ddpcheck.target import settings, shipping
-from ddpcheck.target.options import DEFINITIONS, Options
+from ddpcheck.target.options import DEFINITIONS, SETTINGS, Options
 from ddpcheck.target.target import Target, TargetRef
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class DivergenceError(AssertionError):
 class Settings(TypedDict, total=False):
     """The keyword arguments of `check`, which describes them."""
 
+    script: str | Sequence[str] | None
     collate: Callable[..., Any] | None
     optimizer: Callable[..., Any] | None
     wrap: Callable[..., Any] | None
@@ -75,10 +78,15 @@ class Settings(TypedDict, total=False):
     timeout_s: float | None
     max_memory: float | None
     seed: int
+    allow_writes: bool
+    cuda_as_cpu: bool
 
 
 _UNPACK = "ddpcheck.target.target:unpack"
+_TARGET = ("model", "batch", "loss")
 _PARTS = ("collate", "optimizer", "wrap", "train_step")
+_OF_SCRIPTS = tuple(one.name for one in SETTINGS if one.of == "scripts")
+_NOT_OF_SCRIPTS = (*_PARTS, *(one.name for one in SETTINGS if one.of == "targets"))
 
 
 class WarmRanks:
@@ -141,7 +149,7 @@ class WarmRanks:
 
     def check(
         self,
-        model: Any,
+        model: Any = None,
         batch: Any = None,
         loss: Callable[..., Any] | None = None,
         *,
@@ -159,6 +167,8 @@ class WarmRanks:
         """
         __tracebackhide__ = True
         with self._turn:
+            if given.get("script") is not None:
+                return _check_script((model, batch, loss), given, self._budget)
             return self._check(model, batch, loss, name, given)
 
     def _check(
@@ -257,7 +267,7 @@ def warm_ranks() -> Iterator[None]:
 
 
 def check(
-    model: Any,
+    model: Any = None,
     batch: Any = None,
     loss: Callable[..., Any] | None = None,
     **given: Unpack[Settings],
@@ -272,6 +282,9 @@ def check(
         given: other names that a target file may define, and settings, as the options
             of the command (ddpcheck --help). None means not given.
 
+            script       a training script and its arguments, "train.py --lr 1" or
+                         ["-m", "package.train"], in place of model, batch and loss;
+                         checked as `ddpcheck run` does
             collate      a function (samples) -> (inputs, targets), for a batch that
                          is a list of samples: every rank collates its own
             optimizer    a function (params) -> Optimizer
@@ -293,6 +306,8 @@ def check(
                          more for ranks that are slow
             max_memory   GiB; what is free
             seed         of every run, 0
+            allow_writes  True: the script may change files that existed before
+            cuda_as_cpu  True: a script that asks for CUDA runs on the CPU
 
     Raises:
         UsageError: an argument is wrong; a ValueError.
@@ -302,6 +317,8 @@ def check(
     options = options_of(given)
     try:
         with _turn:
+            if given.get("script") is not None:
+                return _check_script((model, batch, loss), given, None)
             if _warm is not None:
                 return _warm.check(model, batch, loss, **given)
             if isinstance(model, str | Path):  # one import of the file, for all ranks
@@ -314,8 +331,39 @@ def check(
         raise error.with_traceback(None) from None
 
 
+def _check_script(
+    parts: tuple[Any, ...], given: Mapping[str, Any], budget: Budget | None
+) -> Report:
+    """Returns the report on a script.
+
+    Args:
+        parts: model, batch and loss, which must not be given.
+        given: the keyword arguments.
+        budget: of the machine.
+
+    Raises:
+        TypeError: there is something that only a target has.
+    """
+    __tracebackhide__ = True
+    named = [
+        *(n for n, v in zip(_TARGET, parts, strict=True) if v is not None),
+        *(n for n in _NOT_OF_SCRIPTS if given.get(n) is not None),
+    ]
+    if named:
+        raise TypeError(f"script= is given, which decides {', '.join(named)} itself")
+    started = given["script"]
+    if isinstance(started, str):
+        started = shlex.split(started)
+    options = options_of(given)
+    try:
+        script = target_scripts.parsed([str(argument) for argument in started])
+        return scripts.check_script(script, options, budget=budget)
+    except (UsageError, CannotCheckError) as error:
+        raise error.with_traceback(None) from None
+
+
 def assert_equivalent(
-    model: Any,
+    model: Any = None,
     batch: Any = None,
     loss: Callable[..., Any] | None = None,
     **given: Unpack[Settings],
@@ -351,6 +399,9 @@ def options_of(given: Mapping[str, Any]) -> Options:
     for key in given:
         if key not in Settings.__annotations__:
             raise TypeError(_unknown(key))
+    needless = [name for name in _OF_SCRIPTS if given.get(name) is not None]
+    if needless and given.get("script") is None:
+        raise TypeError(f"{needless[0]}= is given, but no script=")
     try:
         values = {
             key: settings.read(
@@ -361,7 +412,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
                 modes=CHOICES,
             )
             for key, value in given.items()
-            if key not in _PARTS and value is not None
+            if key not in (*_PARTS, "script") and value is not None
         }
     except UsageError as error:
         raise error.with_traceback(None) from None

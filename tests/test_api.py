@@ -71,7 +71,7 @@ def test_importing_the_package_imports_none_of_its_modules() -> None:
 def test_settings_are_those_of_a_check() -> None:
     parts = {"collate", "optimizer", "wrap", "train_step"}
     known = {one.name for one in options.SETTINGS if "api" in one.places}
-    assert set(api.Settings.__annotations__) == known | parts
+    assert set(api.Settings.__annotations__) == known | parts | {"script"}
 
 
 def test_help_has_every_setting() -> None:

@@ -138,6 +138,30 @@ def test_option_of_the_action_and_its_value_may_be_parted_by_a_blank(
     assert found[len(plain) :] == [*passed, "--steps", "4"]
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("train.py", ["train.py"]),
+        ("train.py  --lr 0.1\n-v", ["train.py", "--lr", "0.1", "-v"]),
+        ("-m package.train 'a b' \"c d\"", ["-m", "package.train", "a b", "c d"]),
+        ("train.py * $HOME `touch injected`", None),
+    ],
+)
+def test_script_of_the_action_is_split_into_words_and_nothing_is_expanded(
+    script: str, words: list[str] | None, tmp_path: Path
+) -> None:
+    _, plain = _check(tmp_path, target="a.py", reports="out", options="--steps 2")
+    code, passed = _check(tmp_path, script=script, reports="out", options="--steps 2")
+    assert code == 0
+    assert passed == ["run", *plain[1:], *(words or script.split())]
+
+
+def test_action_with_a_target_and_a_script_is_refused(tmp_path: Path) -> None:
+    code, shown = _check(tmp_path, target="a.py", script="train.py")
+    assert (code, shown) == (2, ["ddpcheck: give target or script, not both"])
+    assert _outputs(tmp_path)["exit-code"] == "2"
+
+
 @pytest.mark.parametrize("code", ["0", "1", "2", "3", "130", "137"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)

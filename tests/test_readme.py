@@ -106,7 +106,8 @@ def test_test_shown_passes(tmp_path: Path) -> None:
 def test_options_named_exist() -> None:
     options = set(re.findall(r"(?<=[ `])--[a-z][a-z-]+", README))
     assert len(options) >= 4
-    assert options <= {*re.findall(r"--[a-z][a-z-]+", HELP), "--ddpcheck"}
+    of_pytest = {"--ddpcheck", "--ddpcheck-run"}
+    assert options <= {*re.findall(r"--[a-z][a-z-]+", HELP)} | of_pytest
 
 
 def test_exit_code_table_is_that_of_the_code() -> None:

@@ -21,6 +21,7 @@ from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.errors.raised import wants_cuda
+from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.messages import Job, Outcome, Raised
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import (
@@ -57,6 +58,7 @@ def check_script(
     *,
     progress: Silent | None = None,
     on_verdict: Callable[[Report], None] = lambda _: None,
+    budget: Budget | None = None,
 ) -> Report:
     """Checks a script at each world size that is asked for, by default 2.
 
@@ -65,18 +67,21 @@ def check_script(
         options: what was asked for.
         progress: shows the current phase.
         on_verdict: takes the report.
+        budget: of the machine, which several sessions share.
 
     Raises:
         UsageError: script-fails, script-no-training, or as `checking.check`.
         CannotCheckError: the script hangs as a single process, or kills it.
     """
     progress = progress or Silent()
-    with _opened(script, options, progress) as pool:
+    script = dataclasses.replace(
+        script, allows_writes=options.allow_writes, cuda_as_cpu=options.cuda_as_cpu
+    )
+    sizes = options.world_sizes or DEFAULT_WORLD_SIZES
+    held = contextlib.nullcontext() if budget is None else budget.taken(max(sizes) + 1)
+    with _opened(script, options, progress) as pool, held:
         report = _merged(
-            [
-                _check(pool, script, world_size, options, progress)
-                for world_size in options.world_sizes or DEFAULT_WORLD_SIZES
-            ]
+            [_check(pool, script, size, options, progress) for size in sizes]
         )
     on_verdict(report)
     return report

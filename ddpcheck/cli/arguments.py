@@ -14,8 +14,6 @@ from ddpcheck.cli import commands
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.target.options import DEFINITIONS, SETTINGS
 
-# Options of `ddpcheck run` alone.
-OF_SCRIPTS = ("allow-writes", "cuda-as-cpu")
 # Options that take a path; --report-dir is a setting.
 PATHS = ("json", "junit-xml", "sarif", "baseline")
 _USAGE = "ddpcheck TARGET [options]"
@@ -65,8 +63,6 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(f"--{name}")
     made.add_argument("--github", action="store_true")
     made.add_argument("--diff", action="store_true")
-    for name in OF_SCRIPTS:
-        made.add_argument(f"--{name}", action="store_true")
     volume = made.add_mutually_exclusive_group()
     volume.add_argument("-q", "--quiet", action="store_true")
     volume.add_argument("-v", "--verbose", action="store_true")

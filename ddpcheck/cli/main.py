@@ -52,9 +52,7 @@ output:
   -v, --verbose           print everything, with stacks
 
 of `run` alone:
-  --allow-writes          let the script change files that existed before
-  --cuda-as-cpu           run a script that asks for CUDA on the CPU
-
+{scripts}
 other commands:
   --demo                  check a broken model and the fixed one
   --suite                 run the conformance matrix on this machine
@@ -92,7 +90,7 @@ exit codes:
 
 def _help() -> str:
     """Returns the text of --help, with a line for every setting of the table."""
-    lines = dict.fromkeys(("runs", "compared", "causes", "written"), "")
+    lines = {one.section: "" for one in SETTINGS}
     for one in SETTINGS:
         lines[one.section] += _line(f"{one.option} {one.metavar}", one.help)
     definitions = (
@@ -172,8 +170,8 @@ def _run(given: list[str], member: Member | None = None) -> int:  # noqa: PLR091
 
 def _refuse_of_scripts(args: argparse.Namespace, given: list[str]) -> None:
     """Refuses options that only `run` has."""
-    options = arguments.OF_SCRIPTS
-    named = [f"--{n}" for n in options if getattr(args, n.replace("-", "_"))]
+    has = commands.given(args)
+    named = [one.option for one in SETTINGS if one.of == "scripts" and one.name in has]
     if named:
         raise usage_error(
             slug="option-usage",

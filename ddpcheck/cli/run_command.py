@@ -14,13 +14,15 @@ from ddpcheck.cli import arguments, commands
 from ddpcheck.errors.problem import usage_error
 from ddpcheck.report.data import EXIT_NOT_CHECKED
 from ddpcheck.report.output import Outputs
+from ddpcheck.target import script as scripts
 from ddpcheck.target import settings
+from ddpcheck.target.options import SETTINGS
 from ddpcheck.target.script import Script
 
 NAME = "run"
-USAGE = "ddpcheck run [options] [-m MODULE | train.py] ARGS..."
+USAGE = scripts.USAGE
 # What only a target file has, or what a script decides itself.
-_OF_TARGETS = ("modes", "ps_reduce", "simulate", "batch_norm", "loss", "noise")
+_OF_TARGETS = {one.name: one.option for one in SETTINGS if one.of == "targets"}
 
 
 def divided(given: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -65,16 +67,13 @@ def main(given: Sequence[str], wanted_of: Any, *, command: str) -> int:
         raise _no_script(own)
     args = arguments.parser().parse_args([*own, "script"])
     _refuse(args)
-    script = dataclasses.replace(
-        _script(rest), allows_writes=args.allow_writes, cuda_as_cpu=args.cuda_as_cpu
-    )
-    return _check(script, args, wanted_of(args), command)
+    return _check(scripts.parsed(rest), args, wanted_of(args), command)
 
 
 def _check(
     script: Script, args: argparse.Namespace, wanted: Outputs, command: str
 ) -> int:
-    from ddpcheck.checking import scripts  # noqa: PLC0415 (--help needs none of it)
+    from ddpcheck.checking.scripts import check_script  # noqa: PLC0415 (--help needs none of it)
     from ddpcheck.run.modes.registry import CHOICES  # noqa: PLC0415
     from ddpcheck.target.target import TargetRef  # noqa: PLC0415
 
@@ -90,33 +89,17 @@ def _check(
     called = commands.Called(path, command, known, args.baseline or "")
 
     def check_file(_: TargetRef, options: Any, **kwargs: Any) -> Any:
-        return scripts.check_script(script, options, **kwargs)
+        return check_script(script, options, **kwargs)
 
     ref = TargetRef(path=script.path or script.module)
     code, is_written = commands.checked(check_file, ref, options, wanted, called)
     return code or (0 if is_written else EXIT_NOT_CHECKED)
 
 
-def _script(rest: list[str]) -> Script:
-    from ddpcheck.target import script as scripts  # noqa: PLC0415
-
-    if rest[0] != "-m":
-        return scripts.script(rest[0], tuple(rest[1:]))
-    if len(rest) == 1:
-        raise usage_error(
-            slug="script-missing-file",
-            message="-m was given no module",
-            expected=USAGE,
-            found="nothing after -m",
-            fix="name the module, as after `python -m`",
-        )
-    return Script(module=rest[1], arguments=tuple(rest[2:]), folder=str(Path.cwd()))
-
-
 def _refuse(args: argparse.Namespace) -> None:
     """Refuses options that a script has no use for."""
     given = commands.given(args)
-    idle = [f"--{name.replace('_', '-')}" for name in _OF_TARGETS if name in given]
+    idle = [option for name, option in _OF_TARGETS.items() if name in given]
     idle += [f"--{name.replace('_', '-')}-fn" for name in commands.names(args)]
     if not idle:
         return

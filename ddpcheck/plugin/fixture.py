@@ -30,7 +30,7 @@ class Checker:
 
     def __call__(
         self,
-        model: Any,
+        model: Any = None,
         batch: Any = None,
         loss: Callable[..., Any] | None = None,
         **given: Unpack[api.Settings],

@@ -8,7 +8,7 @@ turns out not to be in the target's matrix is skipped with the reason.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -118,7 +118,7 @@ class TargetFile(pytest.File):
     def collect(self) -> Iterator[RunItem]:
         """Yields an item per run that the options ask for."""
         try:
-            options = _options(self.config, self.path)
+            options = options_of(self.config, self.path)
             cells = self._cells(options)
         except UsageError as error:
             raise self.CollectError(str(error)) from None
@@ -155,48 +155,30 @@ def _option(config: pytest.Config, name: str) -> Any:
     return config.getoption(f"ddpcheck_{name}")
 
 
-def _options(config: pytest.Config, path: Path) -> Options:
-    names = [one.name for one in SETTINGS if "plugin" in one.places]
+def options_of(
+    config: pytest.Config, path: Path, without: Collection[str] = ()
+) -> Options:
+    """Returns the options of a check, of the command line and of the project.
+
+    Args:
+        config: of the session.
+        path: of what is checked.
+        without: settings that it does not have.
+
+    Raises:
+        UsageError: option-value, or about pyproject.toml.
+    """
+    names = {one.name for one in SETTINGS if "plugin" in one.places} - {*without}
     given = {n: value for n in names if (value := _option(config, n)) is not None}
     project = settings.from_project(path, modes=CHOICES)
+    project = {n: value for n, value in project.items() if n not in without}
     return settings.make(given, project, modes=CHOICES)
 
 
-class RunItem(pytest.Item):
-    """One run of a target's matrix, or all of them."""
+class CheckItem(pytest.Item):
+    """A check that fails with its report."""
 
-    def __init__(self, *, cell: Cell | None, options: Options, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.cell, self.options = cell, options
-
-    def runtest(self) -> None:
-        """Makes the run on the ranks of this process, and judges it."""
-        assert isinstance(self.parent, TargetFile)
-        bench = _bench(self.config)
-        report = bench.check(self.parent.ref(), self.options, self.cell)
-        self._attach(report)
-        if self.cell is None:
-            if report.exit_code != 0:
-                raise DivergenceError(report)
-        else:
-            self._judge(report, self.cell)
-
-    def _judge(self, report: Report, cell: Cell) -> None:
-        """Passes, skips or fails as the first run of the report did."""
-        if not report.runs:
-            why = {item.what: item.why for item in report.not_compared}
-            pytest.skip(why[str(cell)])
-        state = status.run_status(report, 0)
-        if state == "accepted":
-            pytest.xfail(_reason(report))
-        is_left_to_others = mode_of(cell.mode).cannot_run and self.options.modes is None
-        if state == "not-checked" and is_left_to_others:
-            # As in the whole matrix, where DistributedDataParallel decides.
-            pytest.skip(status.run_why(report, 0))
-        if state != "equivalent":
-            raise DivergenceError(report)
-
-    def _attach(self, report: Report) -> None:
+    def attach(self, report: Report) -> None:
         """Adds the numbers to --junit-xml and the report to -rA."""
         for run in report.runs[:1]:
             self.user_properties += [
@@ -221,6 +203,41 @@ class RunItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Returns the place of the item, for the names in pytest's output."""
         return self.path, None, f"{self.path.name}: {self.name}"
+
+
+class RunItem(CheckItem):
+    """One run of a target's matrix, or all of them."""
+
+    def __init__(self, *, cell: Cell | None, options: Options, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.cell, self.options = cell, options
+
+    def runtest(self) -> None:
+        """Makes the run on the ranks of this process, and judges it."""
+        assert isinstance(self.parent, TargetFile)
+        bench = _bench(self.config)
+        report = bench.check(self.parent.ref(), self.options, self.cell)
+        self.attach(report)
+        if self.cell is None:
+            if report.exit_code != 0:
+                raise DivergenceError(report)
+        else:
+            self._judge(report, self.cell)
+
+    def _judge(self, report: Report, cell: Cell) -> None:
+        """Passes, skips or fails as the first run of the report did."""
+        if not report.runs:
+            why = {item.what: item.why for item in report.not_compared}
+            pytest.skip(why[str(cell)])
+        state = status.run_status(report, 0)
+        if state == "accepted":
+            pytest.xfail(_reason(report))
+        is_left_to_others = mode_of(cell.mode).cannot_run and self.options.modes is None
+        if state == "not-checked" and is_left_to_others:
+            # As in the whole matrix, where DistributedDataParallel decides.
+            pytest.skip(status.run_why(report, 0))
+        if state != "equivalent":
+            raise DivergenceError(report)
 
 
 def _reason(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `ddpcheck`, and target files as tests.
+"""The pytest plugin: the fixture `ddpcheck`, target files and scripts as tests.
 
 It costs nothing where it is not used: of ddpcheck only this module and the table of
 settings are imported before a test asks for the fixture or --ddpcheck is given.
@@ -37,6 +37,13 @@ def pytest_addoption(
         help="collect target files (model, batch, loss) as tests, one per run; "
         "a run with accepted findings only is an xfail",
     )
+    group.addoption(
+        "--ddpcheck-run",
+        action="append",
+        metavar='"train.py ARGS"',
+        help="check a training script as `ddpcheck run` does, one test per world size; "
+        "repeatable. Without a path, or --ddpcheck, nothing else is collected",
+    )
     for one in options.SETTINGS:
         if "plugin" in one.places:
             group.addoption(
@@ -57,6 +64,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declares the marker that the plugin sets on tests which start ranks."""
     text = "ddpcheck: starts data-parallel ranks; set by the plugin"
     config.addinivalue_line("markers", text)
+    if _asks_for_scripts_only(config):
+        config.args = []
+
+
+def _asks_for_scripts_only(config: pytest.Config) -> bool:
+    """Returns whether the command line has scripts and nothing else to collect.
+
+    Scripts that the project's settings of pytest name are additional tests.
+    """
+    typed = any(
+        argument.partition("=")[0] == "--ddpcheck-run"
+        for argument in map(str, config.invocation_params.args)
+    )
+    has_paths = config.args_source is config.ArgsSource.ARGS
+    return typed and not has_paths and not config.getoption("ddpcheck")
 
 
 def _skip_assert_rewriting(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -87,10 +109,19 @@ def pytest_collect_file(
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that use the fixture, so that -m can choose them."""
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Adds the scripts, and marks what starts ranks, so that -m can choose it."""
+    started = config.getoption("ddpcheck_run")
+    of_scripts: list[pytest.Item] = []
+    if started:
+        from ddpcheck.plugin import scripts  # noqa: PLC0415
+
+        of_scripts = scripts.items(session, started)
+        items += of_scripts
     for item in items:
-        if _uses_fixture(item):
+        if _uses_fixture(item) or item in of_scripts:
             item.add_marker(pytest.mark.ddpcheck)
 
 
@@ -124,8 +155,9 @@ def _ranks(config: pytest.Config) -> WarmRanks:
 def ddpcheck(request: pytest.FixtureRequest) -> Checker:
     """Returns `check(model, batch, loss, world_sizes=[2, 4], ...)`.
 
-    It takes what a target file defines, and raises DivergenceError with the terminal
-    report as its text if data-parallel training differs from single-process training.
+    It takes what a target file defines, or script="train.py ARGS". It raises
+    DivergenceError, whose text is the terminal report, if data-parallel training
+    differs from single-process training.
     """
     from ddpcheck.plugin.fixture import Checker  # noqa: PLC0415
 

@@ -33,8 +33,8 @@ class Setting:
 
     Attributes:
         name: in `Options`, pyproject.toml, the target file and Python.
-        section: of --help: what "runs", what it is "compared" with, "causes", or
-            what is "written".
+        section: of --help: what "runs", what it is "compared" with, "causes", what is
+            "written", or what only "scripts" have.
         help: what --help prints, one or two lines.
         metavar: what --help prints as the value; "" for an option without a value.
         expected: the allowed values, in the message for a wrong one; a function
@@ -42,20 +42,25 @@ class Setting:
         example: text that the message for a wrong value suggests.
         python: the value in TOML and Python, as on the page option-value.
         places: where else it may be set.
+        of: what has the setting: only "targets" (files of a model, a batch and a loss),
+            only "scripts" (of `ddpcheck run`), or "both".
         is_repeatable: whether the option may be given more than once.
+        switch: what an option without a value sets.
         names_modes: whether the values are names of modes; see `of_modes`.
         read: takes text (an option) or a TOML or Python value; raises ValueError.
     """
 
     name: str
-    section: Literal["runs", "compared", "causes", "written"] = "runs"
+    section: Literal["runs", "compared", "causes", "written", "scripts"] = "runs"
     help: str
     metavar: str
     expected: str | Callable[[], str]
     example: str
     python: str
     places: tuple[Place, ...] = ()
+    of: Literal["both", "targets", "scripts"] = "both"
     is_repeatable: bool = False
+    switch: bool = False
     names_modes: bool = False
     read: Callable[[Any], Any]
 
@@ -81,7 +86,7 @@ class Setting:
         The value is text or, of an option without a value, what `read` takes.
         """
         if not self.metavar:
-            return {"action": "store_const", "const": False}
+            return {"action": "store_const", "const": self.switch}
         action = "append" if self.is_repeatable else "store"
         return {"action": action, "metavar": self.metavar}
 
@@ -223,6 +228,7 @@ SETTINGS = (
         example="dp,ddp",
         python='["dp", "ddp", "ps"]',
         places=("plugin", "api", "suite"),
+        of="targets",
         names_modes=True,
         read=lambda value: tuple(map(_text, _items(value))),
     ),
@@ -234,6 +240,7 @@ SETTINGS = (
         example="sum",
         python='"mean" or "sum"',
         places=("plugin", "api", "suite"),
+        of="targets",
         read=_one_of(REDUCTIONS),
     ),
     Setting(
@@ -244,6 +251,7 @@ SETTINGS = (
         example="256,1024,4096",
         python="[256, 1024]",
         places=("target", "plugin", "api"),
+        of="targets",
         read=_world_sizes,
     ),
     Setting(
@@ -254,6 +262,7 @@ SETTINGS = (
         example="asis,sync",
         python='["asis", "local", "sync", "frozen"]',
         places=("plugin", "api", "suite"),
+        of="targets",
         read=_some_of(BATCH_NORM_MODES),
     ),
     Setting(
@@ -264,6 +273,7 @@ SETTINGS = (
         example="mean,masked",
         python='["asis", "mean", "sum", "masked", "iou"]',
         places=("plugin", "suite"),  # in Python, `loss` is the function
+        of="targets",
         read=_some_of(LOSSES),
     ),
     Setting(
@@ -274,6 +284,7 @@ SETTINGS = (
         example="sample",
         python='"asis" or "sample"',
         places=("plugin", "api"),
+        of="targets",
         read=_one_of(NOISE_MODES),
     ),
     Setting(
@@ -381,6 +392,32 @@ SETTINGS = (
         python='"reports"',
         read=_text,
     ),
+    Setting(
+        name="allow_writes",
+        section="scripts",
+        help="let the script change files that existed before",
+        metavar="",
+        expected="true or false",
+        example="true",
+        python="true or false",
+        places=("plugin", "api"),
+        of="scripts",
+        switch=True,
+        read=_yes_or_no,
+    ),
+    Setting(
+        name="cuda_as_cpu",
+        section="scripts",
+        help="run a script that asks for CUDA on the CPU",
+        metavar="",
+        expected="true or false",
+        example="true",
+        python="true or false",
+        places=("plugin", "api"),
+        of="scripts",
+        switch=True,
+        read=_yes_or_no,
+    ),
 )
 
 # What a target file defines, and its form as --help prints it.
@@ -409,7 +446,8 @@ class Options:
     own. `ps_reduce` is what a parameter server makes of the workers' gradients: "mean",
     the default, or "sum". `simulate` has world sizes of DDP that one process simulates.
     `max_memory` in GiB. `timeout_s` is the bound of every run where it was chosen: a
-    run that needs more gets more only by default.
+    run that needs more gets more only by default. `allow_writes`: a script may change
+    files that existed before. `cuda_as_cpu`: it runs on the CPU where it asks for CUDA.
     """
 
     world_sizes: tuple[int, ...] | None = None
@@ -428,6 +466,8 @@ class Options:
     timeout_s: float | None = None
     max_memory: float | None = None
     seed: int = 0
+    allow_writes: bool = False
+    cuda_as_cpu: bool = False
     project: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,12 +7,14 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.errors import code_origin
 from ddpcheck.errors.problem import Problem, UsageError
 
+USAGE = "ddpcheck run [options] [-m MODULE | train.py] ARGS..."
 _PACKAGE = re.compile("[.:]")
 _WORLD_SIZE = "{world_size}"
 
@@ -86,6 +88,31 @@ def script(path: str, arguments: tuple[str, ...]) -> Script:
         )
     full = str(Path(path).absolute())
     return Script(path=full, arguments=arguments, folder=str(Path.cwd()))
+
+
+def parsed(started: Sequence[str]) -> Script:
+    """Returns the script that is started by these arguments.
+
+    As after torchrun: the file's path or "-m" and a module, then the script's own
+    arguments.
+
+    Raises:
+        UsageError: script-missing-file.
+    """
+    first, *rest = started or [""]
+    if first != "-m":
+        return script(first, tuple(rest))
+    if not rest:
+        raise UsageError(
+            Problem(
+                slug="script-missing-file",
+                message="-m was given no module",
+                expected=USAGE,
+                found="nothing after -m",
+                fix="name the module, as after `python -m`",
+            )
+        )
+    return Script(module=rest[0], arguments=tuple(rest[1:]), folder=str(Path.cwd()))
 
 
 def libraries(script: Script) -> tuple[str, ...]:

@@ -233,9 +233,9 @@ def test_unknown_key_is_reported_whole(tmp_path: Path) -> None:
         settings.from_project(near, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
-        "  expected   accept, batch_norm, device, dtype, fix, loss, max_memory, modes, "
-        "noise, ps_reduce, report_dir, seed, simulate, steps, timeout_s, tolerance, "
-        "world_sizes\n"
+        "  expected   accept, allow_writes, batch_norm, cuda_as_cpu, device, dtype, "
+        "fix, loss, max_memory, modes, noise, ps_reduce, report_dir, seed, simulate, "
+        "steps, timeout_s, tolerance, world_sizes\n"
         f"  found      'world_size' in {tmp_path}/pyproject.toml\n"
         "  fix        did you mean world_sizes?\n"
         "  more       ddpcheck --explain settings-unknown"
@@ -278,8 +278,9 @@ def test_example_of_a_setting_can_be_read(one: Setting) -> None:
     if one.metavar:
         settings.read(one.name, one.example, origin=one.option, modes=CHOICES)
     else:
-        assert one.argument() == {"action": "store_const", "const": False}
-        assert one.read(False) is False
+        value = one.name != "fix"
+        assert one.argument() == {"action": "store_const", "const": value}
+        assert one.read(value) is value
 
 
 def test_code_of_a_file_is_no_setting(tmp_path: Path) -> None:
