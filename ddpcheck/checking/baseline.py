@@ -1,11 +1,12 @@
 """Compares a report with an earlier one: only new findings fail.
 
 A finding of a divergent run is known where the baseline has the same run, of the same
-settings, divergent with the same finding; and it names no file or module that the
-baseline's does not, where that names any; and the run is no worse than it was: no
+settings, divergent with the same finding; and it names no file, module or loader that
+the baseline's does not, where that names any; and the run is no worse than it was: no
 tensor differs that did not, none is off by far more, no rank fails that did not, what
-was finite is, and ranks that agreed do. Known findings become accepted ones, so that
-every output shows them as such; the report's warnings list what changed.
+was finite is, and ranks that agreed do, and the samples that a finding on the data
+concerns are no more than twice the part of a pass. Known findings become accepted ones,
+so that every output shows them as such; the report's warnings list what changed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ddpcheck.report.render import divergence, numbers, wording
 from ddpcheck.run.session import acceptance
 
 _FAR_MORE = 10.0  # times the excess of the baseline: no change of a number does that
+_MORE_SAMPLES = 2.0  # times the part of a pass: what is drawn at random changes less
 _ANOTHER = "another finding than in the baseline"
 _CAUSELESS = ("unknown", "sync/rank-raised", "sync/rank-died", "sync/rank-hung")
 
@@ -98,6 +100,7 @@ def _is_new(
             *_new_places(finding, known),
             *acceptance.worse(report.runs[index], known.runs[then]),
             *_grown(index, then, report, known),
+            *_more_samples(finding, known, then),
         ]
     )
 
@@ -184,11 +187,30 @@ def _grown(index: int, then: int, report: Report, known: Report) -> list[str]:
     return [f"excess {sizes[0]} became {sizes[1]}"]
 
 
+def _more_samples(finding: Finding, known: Report, then: int) -> list[str]:
+    """Returns, as words, that a finding concerns far more samples of a pass."""
+    now = _share(finding)
+    like = [f for f in known.findings if then in f.runs and _name(f) == _name(finding)]
+    before = [share for one in like if (share := _share(one))]
+    if not now or not before or now <= _MORE_SAMPLES * max(before):
+        return []
+    return [f"{max(before):.1%} of the samples became {now:.1%}"]
+
+
+def _share(finding: Finding) -> float:
+    """Returns how much of a pass a finding on the ranks' samples concerns."""
+    evidence = finding.evidence
+    counts = [evidence.get(key) for key in ("repeated", "missing", "of_pass")]
+    repeated, missing, of_pass = (n if isinstance(n, int) else 0 for n in counts)
+    return (repeated + missing) / of_pass if of_pass else 0.0
+
+
 def _places(finding: Finding) -> dict[str, set[str]]:
     """Returns the names of the places of a finding, by their kind; lines move."""
     path = (finding.where or "").rpartition(":")[0]
     listed = finding.evidence.get("modules")
     modules = listed if isinstance(listed, list | tuple) else ()
+    loader = finding.evidence.get("loader")
     return {
         "file": {Path(path).name} if path else set(),
         "module": {
@@ -196,6 +218,7 @@ def _places(finding: Finding) -> dict[str, set[str]]:
             for row in modules
             if isinstance(row, dict) and row.get("diverges")
         },
+        "loader": set() if loader is None else {str(loader)},
     }
 
 

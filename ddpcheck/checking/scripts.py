@@ -13,21 +13,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpcheck.checking import checking, opening, reporting
+from ddpcheck.checking import checking, opening, reporting, script_verdicts
 from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
-from ddpcheck.errors.problem import Problem, UsageError
+from ddpcheck.errors.problem import Problem, SignalError, UsageError
 from ddpcheck.errors.raised import wants_cuda
 from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.messages import Job, Outcome, Raised
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import (
+    DATA,
     EXIT_CODES,
+    EXIT_SIGNAL,
     Fault,
     Finding,
+    NotCompared,
     Report,
     Run,
 )
@@ -80,11 +83,54 @@ def check_script(
     sizes = options.world_sizes or DEFAULT_WORLD_SIZES
     held = contextlib.nullcontext() if budget is None else budget.taken(max(sizes) + 1)
     with _opened(script, options, progress) as pool, held:
-        report = _merged(
-            [_check(pool, script, size, options, progress) for size in sizes]
+        report = script_verdicts.merged(
+            _reports(pool, script, sizes, options, progress)
         )
     on_verdict(report)
     return report
+
+
+def _reports(
+    pool: Pool,
+    script: Script,
+    sizes: Sequence[int],
+    options: Options,
+    progress: Silent,
+) -> list[Report]:
+    """Returns the report of each world size; a signal leaves the later ones out.
+
+    Raises:
+        SignalError: it came before any run was made.
+    """
+    reports: list[Report] = []
+    for position, size in enumerate(sizes):
+        try:
+            reports.append(_check(pool, script, size, options, progress))
+        except SignalError as error:
+            if error.again or not reports:
+                raise
+            ended = f"{error} at world size {size}"
+            code = EXIT_SIGNAL + error.number
+            verdict = reports[-1].verdict
+            reports[-1] = dataclasses.replace(
+                reports[-1],
+                verdict="not-checked" if verdict == "equivalent" else verdict,
+                ended=ended,
+                exit_code=code,
+            )
+        if reports[-1].ended:
+            left = [
+                NotCompared(what=f"world size {later}", why=reports[-1].ended)
+                for later in sizes[position + (size in _sizes(reports[-1])) :]
+            ]
+            every = (*reports[-1].not_compared, *left)
+            reports[-1] = dataclasses.replace(reports[-1], not_compared=every)
+            break
+    return reports
+
+
+def _sizes(report: Report) -> set[int]:
+    return {run.world_size for run in report.runs}
 
 
 def _check(
@@ -326,7 +372,7 @@ def _with_more(
     A run for ranks that failed while the script trained on its own, and one for the
     samples that they drew.
     """
-    runs, findings = list(report.runs), list(report.findings)
+    runs, new = list(report.runs), list[Finding]()
     ranks = [outcome.progress for outcome in recordings.ranks]
     single, faults = recordings.single.progress, recordings.faults()
     in_data = script_data.findings(ranks, single, finished=not faults)
@@ -334,24 +380,22 @@ def _with_more(
     known = [finding.slug for finding in in_data]
     if in_data:
         index = (len(runs),)
-        findings = [dataclasses.replace(f, runs=index) for f in in_data] + findings
+        new = [dataclasses.replace(f, runs=index) for f in in_data]
         runs.append(_data_run(recordings, report))
     if faults:
         if _UNEVEN not in known:  # which is why they fail
-            findings.insert(0, _of_faults(faults, len(ranks), len(runs)))
-        elif in_data:
-            first = findings[known.index(_UNEVEN)]
+            new.insert(0, _of_faults(faults, len(ranks), len(runs)))
+        else:
+            first = new[known.index(_UNEVEN)]
             more = (*first.runs, len(runs))
-            findings[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
+            new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
         runs.append(_failed_run(recordings, faults, report))
-    accepted = [
-        dataclasses.replace(f, accepted=options.accept[f.slug])
-        if f.slug in options.accept and f.link == "data"
-        else f
-        for f in findings
-    ]
-    verdict = "divergent" if faults else acceptance.verdict(runs, accepted)
-    unused = {f"accept: {slug} was accepted but not found" for slug in known}
+    accepted = acceptance.accept(runs, new, options.accept) + list(report.findings)
+    verdict = acceptance.verdict(runs, accepted)
+    if report.ended and verdict == "equivalent":
+        verdict = "not-checked"
+    unused = {f"accept: {f.slug} was accepted but not found" for f in new}
+    compared = next(iter(report.runs), None)
     made = dataclasses.replace(
         report,
         verdict=verdict,
@@ -359,6 +403,9 @@ def _with_more(
         runs=tuple(runs),
         findings=tuple(accepted),
         facts=script_data.table(ranks, single),
+        parts=script_verdicts.parts(
+            compared, report.findings, in_data, left_out, len(ranks)
+        ),
         not_compared=tuple(dict.fromkeys((*report.not_compared, *left_out))),
         warnings=tuple(text for text in report.warnings if text not in unused),
     )
@@ -371,7 +418,7 @@ _UNEVEN = "data/uneven-batches"
 def _data_run(recordings: Recordings, report: Report) -> Run:
     """Returns the run that stands for the samples which the ranks drew wrongly."""
     return Run(
-        mode="data",
+        mode=DATA,
         world_size=len(recordings.ranks),
         dtype=report.runs[0].dtype if report.runs else "float32",
         verdict="divergent",
@@ -411,37 +458,6 @@ def _of_faults(faults: list[Fault], world_size: int, run: int) -> Finding:
 
 
 _HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}
-
-
-def _merged(reports: list[Report]) -> Report:
-    """Returns one report of those of several world sizes."""
-    first, *others = reports
-    for other in others:
-        start = len(first.runs)
-        findings = tuple(
-            dataclasses.replace(
-                finding,
-                runs=tuple(index + start for index in finding.runs),
-                proven_runs=tuple(index + start for index in finding.proven_runs),
-            )
-            for finding in other.findings
-        )
-        worst = max((first, other), key=lambda one: _SEVERITY[one.verdict])
-        first = dataclasses.replace(
-            first,
-            verdict=worst.verdict,
-            exit_code=worst.exit_code,
-            runs=first.runs + other.runs,
-            findings=first.findings + findings,
-            not_compared=tuple(dict.fromkeys(first.not_compared + other.not_compared)),
-            warnings=tuple(dict.fromkeys(first.warnings + other.warnings)),
-            facts=first.facts + other.facts,
-            seconds=first.seconds + other.seconds,
-        )
-    return first
-
-
-_SEVERITY = {"equivalent": 0, "not-checked": 1, "divergent": 2}
 
 
 _REPRODUCE = '''\

@@ -233,6 +233,9 @@ class Evidence(TypedDict, total=False):
     repeated: int  # more often than there
     missing: int
     foreign: int  # that it has in no step
+    # Samples of a pass: `repeated` and `missing` of this many
+    loader: int  # of the script, in the order of their first use
+    of_pass: int
     # Parameter server
     ratio: float  # of the gradients over the single-process ones
     lr_factor: float | None  # of the learning rate that makes up for it
@@ -314,6 +317,23 @@ class Row:
     effect: str
 
 
+DATA = "data"  # the mode of the run that stands for what a script's ranks drew
+PartName = Literal["gradient", "update", "data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The verdict on one part of a script's training at one world size.
+
+    Whether a finding is accepted does not matter here. `why` is for "not-checked".
+    """
+
+    what: PartName
+    world_size: int
+    verdict: Verdict
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
     """Where the criterion comes from."""
@@ -342,6 +362,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     scope: Scope = field(default_factory=Scope)
     facts: tuple[Row, ...] = ()  # of a script, as functions of the world size
+    parts: tuple[Part, ...] = ()  # of a script: its three verdicts
     command: str = ""
     seconds: float = 0.0
     ended: str = ""

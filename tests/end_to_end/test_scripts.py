@@ -264,6 +264,25 @@ def test_script_that_hangs_at_its_end_is_divergent(terminal: Terminal) -> None:
     assert checked.slug == "sync/rank-hung"
 
 
+UNEVEN = """
+own = range(RANK, 64 - 8 * RANK, WORLD_SIZE)  # rank 1 has a batch less
+for x, y in DataLoader(torch.utils.data.Subset(data, own), 8 // WORLD_SIZE):
+    update(x, y)
+"""
+
+
+@pytest.mark.slow
+def test_accepted_uneven_batches_cover_the_ranks_that_wait(terminal: Terminal) -> None:
+    name = _script(terminal, UNEVEN)
+    accepted = ("--accept", "data/uneven-batches=known", "--timeout-s", "20")
+    checked = _check(terminal, *accepted, name)
+    assert (checked.ended.exit_code, checked.slug) == (0, "data/uneven-batches")
+    other = ("--accept", "data/sampler-epoch", "--timeout-s", "20")
+    checked = _check(terminal, *other, name)
+    assert checked.ended.exit_code == 1
+    assert "accept: data/sampler-epoch was accepted but not found" in checked.shown
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

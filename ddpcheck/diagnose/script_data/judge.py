@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.diagnose.script_data.streams import Key, Lanes, Pass, lanes
-from ddpcheck.report.data import Finding, Fix, NotCompared
+from ddpcheck.report.data import Evidence, Finding, Fix, NotCompared
 from ddpcheck.run.script.events import Drawn, Updated
 
 # Slugs that only scripts have: what they need is in no target.
@@ -49,8 +50,10 @@ def findings(
     found: dict[str, Finding] = {}
     parts = cut_by_hand(ranks)
     for each in lanes(ranks, single):
+        number = each.ranks[0][0].loader.number
         for one in _of(each, cut=parts, finished=finished):
-            found.setdefault(one.slug, one)
+            evidence = Evidence(**{**one.evidence, "loader": number})
+            found.setdefault(one.slug, dataclasses.replace(one, evidence=evidence))
     return sorted(found.values(), key=lambda one: _ORDER.index(one.slug))
 
 
@@ -122,7 +125,12 @@ def _has_smaller(each: Lanes) -> bool:
 
 
 def _made(
-    slug: str, summary: str, facts: Iterable[str], fix: str, code: str = ""
+    slug: str,
+    summary: str,
+    facts: Iterable[str],
+    fix: str,
+    code: str = "",
+    evidence: Evidence | None = None,
 ) -> Finding:
     return Finding(
         slug=slug,
@@ -130,6 +138,7 @@ def _made(
         runs=(),
         summary=summary,
         facts=tuple(facts),
+        evidence=evidence or Evidence(),
         fix=Fix(text=fix, code=code),
     )
 
@@ -355,10 +364,11 @@ def _same(turn: _Turn) -> Finding | None:
             f"in {turn.text} the first {size} samples are the same on all "
             f"{len(known)} ranks, in the same order",
         ),
+        Evidence(repeated=size, of_pass=size),
     )
 
 
-def _overlap(summary: str, facts: Iterable[str]) -> Finding:
+def _overlap(summary: str, facts: Iterable[str], evidence: Evidence) -> Finding:
     return _made(
         "data/shard-overlap",
         summary,
@@ -366,6 +376,7 @@ def _overlap(summary: str, facts: Iterable[str]) -> Finding:
         "shuffle with the same seed on all ranks, and give every rank its own part",
         "sampler = DistributedSampler(data)\n"
         "loader = DataLoader(data, batch_size, sampler=sampler)",
+        evidence,
     )
 
 
@@ -469,6 +480,7 @@ def _of_parts(turn: _Turn) -> Finding | None:
             f"of the first {listed(map(len, known))} samples of {turn.text}, per rank, "
             f"{shared} are on more than one rank; the data have {size}",
         ),
+        Evidence(repeated=shared, of_pass=sum(map(len, known))),
     )
 
 
@@ -495,10 +507,11 @@ def _of_wholes(turn: _Turn, expected: Counter[Key], *, is_read: bool) -> Finding
         f"{listed(map(len, known))}; drawn more often than there: {repeats}; on no "
         f"rank: {lost}",
     ]
+    evidence = Evidence(repeated=repeats, missing=lost, of_pass=total)
     if not repeats:
-        return _lost(turn, lost, facts) if is_read else None
+        return _lost(turn, facts, evidence) if is_read else None
     if not lost and _fills_up(turn, extra):
-        return _padding(turn, facts)
+        return _padding(turn, facts, evidence)
     within = sum(map(_repeated, known))
     if turn.each.by_index and within >= _MANY:
         return _replaced(facts, within)
@@ -511,7 +524,7 @@ def _of_wholes(turn: _Turn, expected: Counter[Key], *, is_read: bool) -> Finding
         )
     else:
         summary = "shards overlap: ranks train on samples of other ranks"
-    return _overlap(summary, facts)
+    return _overlap(summary, facts, evidence)
 
 
 def _replaced(facts: Sequence[str], within: int) -> Finding:
@@ -536,7 +549,7 @@ def _fills_up(turn: _Turn, extra: dict[Key, int]) -> bool:
     return extra.keys() <= last
 
 
-def _padding(turn: _Turn, facts: Sequence[str]) -> Finding:
+def _padding(turn: _Turn, facts: Sequence[str], evidence: Evidence) -> Finding:
     last = [len(one.drawn[-1].samples) for one in turn.passes]
     return _made(
         "data/sampler-padding",
@@ -546,6 +559,7 @@ def _padding(turn: _Turn, facts: Sequence[str]) -> Finding:
         "drop the last samples in the single-process run as well, or give "
         "repeated samples a weight of 0",
         "DistributedSampler(data, drop_last=True)",
+        evidence,
     )
 
 
@@ -557,8 +571,8 @@ def _dropped(turn: _Turn) -> int:
     return len(turn.passes) * max(one.batch for one in turn.passes) - 1
 
 
-def _lost(turn: _Turn, lost: int, facts: Sequence[str]) -> Finding | None:
-    if lost <= _dropped(turn):
+def _lost(turn: _Turn, facts: Sequence[str], evidence: Evidence) -> Finding | None:
+    if evidence["missing"] <= _dropped(turn):
         return None
     return _made(
         "data/lost-samples",
@@ -566,6 +580,7 @@ def _lost(turn: _Turn, lost: int, facts: Sequence[str]) -> Finding | None:
         facts,
         "shard the data once: the parts of all ranks together have all samples",
         "mine = indices[rank::world_size]  # of all indices, on every rank",
+        evidence,
     )
 
 
@@ -579,4 +594,4 @@ def _by_count(turn: _Turn) -> Finding | None:
         f"in {turn.text} the single process draws {own} samples, the "
         f"{len(drawn)} ranks draw {listed(drawn)}",
     ]
-    return _lost(turn, own - sum(drawn), facts)
+    return _lost(turn, facts, Evidence(missing=own - sum(drawn), of_pass=own))

@@ -101,7 +101,9 @@ def to_summary(report: Report) -> str:
         f"## ddpcheck: {status.WORDS[state]}",
         f"{_code(report.target.name)}: {_plain(wording.verdict_sentence(report))}",
         _plain(f"Scope: {scope}") if (scope := wording.scope(report)) else "",
+        _listed("Verdicts", wording.parts(report)),
         _matrix(report),
+        _facts(report),
         *(_summary_finding(finding) for finding in report.findings),
         _listed("Warnings about this check", report.warnings),
         _listed(
@@ -125,6 +127,18 @@ def _matrix(report: Report) -> str:
     rows += [_matrix_row(report, index) for index in range(len(report.runs))]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"Worst excess of each quantity, at most 1 passes:\n\n{table}"
+
+
+def _facts(report: Report) -> str:
+    """Returns the table of what may follow the world size, "" without any."""
+    table = wording.facts(report)
+    if not table.rows:
+        return ""
+    head = ["number", *table.columns, "what it does"]
+    rows = [head, ["---", *("---:" for _ in table.columns), "---"]]
+    rows += [[what, *cells, effect] for what, cells, effect in table.rows]
+    lines = [f"| {' | '.join(map(_inline, row))} |" for row in rows]
+    return "What may follow the world size:\n\n" + "\n".join(lines)
 
 
 def _matrix_row(report: Report, index: int) -> list[str]:

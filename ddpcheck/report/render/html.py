@@ -51,6 +51,8 @@ def _context(report: Report, pages: Mapping[str, str]) -> dict[str, Any]:
         "sentence": wording.verdict_sentence(report),
         "formula": wording.EXCESS_FORMULA,
         "setup": _setup(report),
+        "parts": report.parts,
+        "facts": wording.facts(report),
         "extremes": _extremes(report, table),
         "findings": _findings(report, pages),
         "columns": [status.KIND_WORDS[kind] for kind in status.shown_kinds(report)],
@@ -309,7 +311,6 @@ def _setup(report: Report) -> tuple[tuple[str, str], ...]:
         ("dtype", wording.dtypes(report)),
         ("tolerance", wording.tolerance(report)),
         ("scope", wording.scope(report)),
-        ("with the world size", "; ".join(wording.facts(report))),
     )
     return tuple((label, value) for label, value in rows if value)
 

@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import Report
+from ddpcheck.report.data import DATA, Report
 from ddpcheck.report.render import divergence, status, wording
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -25,7 +25,9 @@ def to_junit(report: Report) -> str:
     "verdict" says so: no run at all is an error, never an empty success.
     """
     suite = ET.Element("testsuite", name=_text(f"ddpcheck {report.target.name}"))
-    _properties(suite, {"ended": report.ended, "scope": wording.scope(report)})
+    verdicts = "; ".join(wording.parts(report))
+    named = {"ended": report.ended, "scope": wording.scope(report)}
+    _properties(suite, {**named, "verdicts": verdicts})
     labels = wording.run_labels(report)
     for index, run in enumerate(report.runs):
         case = _case(suite, report, labels[index], run.seconds)
@@ -90,6 +92,8 @@ def _message(report: Report, index: int) -> str:
     counts = f"{mismatched} of {compared} comparisons differ"
     if run.faults and not mismatched:
         counts = "failed on ranks"
+    elif not compared:
+        counts = "the samples of the ranks" if run.mode == DATA else "ranks differ"
     return f"{counts}: {', '.join(slugs) or 'cause unknown'}"
 
 

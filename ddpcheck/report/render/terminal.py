@@ -42,6 +42,7 @@ class Budget:
         spare: lines that must remain for blank ones.
         stacks: whether stacks are shown.
         proofs: whether findings show proof and size.
+        table: whether numbers of a script are shown that do not follow the world size.
     """
 
     runs: int
@@ -56,6 +57,7 @@ class Budget:
     spare: int = 0
     stacks: bool = False
     proofs: bool = True
+    table: bool = False
 
 
 def one_line(text: str) -> str:
@@ -486,6 +488,17 @@ MAX_LINES = 25
 _MANY = 10_000
 # Tried in turn until the report fits; report.html has what is cut.
 _BUDGETS = (
+    Budget(
+        runs=6,
+        whole=9,
+        brief=9,
+        facts=5,
+        code=9,
+        wrap=3,
+        notes=3,
+        spare=2,
+        table=True,
+    ),
     Budget(runs=6, whole=9, brief=9, facts=5, code=9, wrap=3, notes=3, spare=2),
     Budget(runs=6, whole=9, brief=9, facts=2, code=7, wrap=3, notes=3, worst=False),
     Budget(runs=6, whole=9, brief=9, facts=1, code=7, wrap=3, notes=3, worst=False),
@@ -531,6 +544,7 @@ _UNLIMITED = Budget(
     advice=_MANY,
     notes=_MANY,
     stacks=True,
+    table=True,
 )
 
 
@@ -638,6 +652,7 @@ def _header(page: Page) -> list[Text]:
         *page.wrapped(f"ddpcheck {target.name}: {what}", style="bold"),
         *page.wrapped(reference, indent="  "),
         *_scope(page),
+        *_verdicts(page),
         *_facts_of_script(page),
     ]
 
@@ -653,17 +668,45 @@ def _scope(page: Page) -> list[Text]:
     return page.wrapped(f"scope: {brief}", indent="  ", most=most)
 
 
-def _facts_of_script(page: Page) -> list[Text]:
-    """Returns what follows the world size; all of it where there is room."""
-    rows = page.report.facts
-    lines = wording.facts(page.report)
-    moves = [row.single != row.ranks for row in rows]
-    shown = [
-        line
-        for line, moved in zip(lines, moves, strict=True)
-        if moved or page.budget.stacks
+def _verdicts(page: Page) -> list[Text]:
+    """Returns the three verdicts of a script."""
+    lines = wording.parts(page.report)
+    return [
+        part
+        for line in lines
+        for part in page.wrapped(line, indent="  ", hang="    ", style="bold", most=2)
     ]
-    return [part for line in shown for part in page.wrapped(line, indent="  ", most=3)]
+
+
+def _facts_of_script(page: Page) -> list[Text]:
+    """Returns the table of what follows the world size; all of it where there is room.
+
+    What a number does is below its row, where it is another than in one process.
+    """
+    table = wording.facts(page.report)
+    is_whole = page.budget.table
+    shown = range(len(table.rows)) if is_whole else table.moved
+    if not shown:
+        return []
+    width = max(len(table.rows[i][0]) for i in shown)
+    columns = [
+        (title, [table.rows[i][1][n] for i in shown])
+        for n, title in enumerate(table.columns)
+    ]
+    room = [max(len(title), *map(len, cells)) for title, cells in columns]
+
+    def line(what: str, cells: Iterable[str]) -> str:
+        padded = (cell.rjust(w) for cell, w in zip(cells, room, strict=True))
+        return f"  {what.ljust(width)}  {'  '.join(padded)}"
+
+    lines = [Text(line("", table.columns), style="dim")]
+    for index in shown:
+        what, cells, effect = table.rows[index]
+        lines.append(Text(line(what, cells)))
+        if index in table.moved or page.budget.stacks:
+            most = _MANY if page.budget.stacks else page.budget.wrap
+            lines += page.wrapped(effect, indent="    ", hang="    ", most=most)
+    return lines
 
 
 def _worst(page: Page) -> list[Text]:

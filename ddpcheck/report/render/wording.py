@@ -223,13 +223,64 @@ def reference(report: Report) -> str:
     return f"single process, {count} backward passes per update as in the step"
 
 
-def facts(report: Report) -> list[str]:
-    """Returns a line for each number of a script that may follow the world size."""
-    lines = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactTable:
+    """Numbers of a script that may follow the world size.
+
+    `columns`: "W=1", "W=2". Each row has what it is, a text for each column, "-" where
+    it is not known, and a sentence on what it does. `moved`: the rows whose numbers
+    differ.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...], str], ...]
+    moved: tuple[int, ...]
+
+
+_EXPECTED = 8  # the world size that rows have a number for without a run
+
+
+def facts(report: Report) -> FactTable:
+    """Returns the facts of all world sizes, a row for each."""
+    sizes = sorted({row.world_size for row in report.facts})
+    every = [1, *sizes, *([] if _EXPECTED in sizes else [_EXPECTED])]
+    found: dict[str, dict[int, float]] = {}
+    effects: dict[str, dict[str, None]] = {}
     for row in report.facts:
-        at_8 = "" if row.at_8 is None else f", {row.at_8:g} at W=8"
-        numbers = f"{row.single:g} in one process, {row.ranks:g} at W={row.world_size}"
-        lines.append(f"{row.what}: {numbers}{at_8}: {row.effect}")
+        own = found.setdefault(row.what, {})
+        own |= {1: row.single, row.world_size: row.ranks}
+        if row.at_8 is not None:
+            own.setdefault(_EXPECTED, row.at_8)
+        effects.setdefault(row.what, {})[row.effect] = None
+    moved = {row.what for row in report.facts if row.single != row.ranks}
+    rows = tuple(
+        (
+            what,
+            tuple(f"{own[size]:g}" if size in own else "-" for size in every),
+            "; ".join(effects[what]),
+        )
+        for what, own in found.items()
+    )
+    return FactTable(
+        columns=tuple(f"W={size}" for size in every),
+        rows=rows,
+        moved=tuple(i for i, (what, *_) in enumerate(rows) if what in moved),
+    )
+
+
+def parts(report: Report) -> list[str]:
+    """Returns the three verdicts of a script, a line per world size.
+
+    As "gradient equivalent, update equivalent, data divergent", with the reason for
+    what was not checked.
+    """
+    sizes = list(dict.fromkeys(part.world_size for part in report.parts))
+    lines = []
+    for size in sizes:
+        own = [part for part in report.parts if part.world_size == size]
+        words = [f"{part.what} {status.WORDS[part.verdict]}" for part in own]
+        label = f"W={size}: " if len(sizes) > 1 else ""
+        lines.append(label + ", ".join(words))
     return lines
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from ddpcheck.report.data import (
+    DATA,
     Control,
     Difference,
     Evidence,
@@ -13,8 +14,11 @@ from ddpcheck.report.data import (
     Finding,
     Fix,
     NotCompared,
+    Part,
+    PartName,
     Quantity,
     Report,
+    Row,
     RuledOut,
     Run,
     Start,
@@ -439,3 +443,62 @@ ALL = {
     "accepted": accepted(),
     "hostile": hostile(),
 }
+
+
+def script() -> Report:
+    """Returns a report of a script whose ranks draw the same samples, at W=2 and 4."""
+    rate = "updates grow with the world size"
+    same = "a pass has as many updates as in the single process"
+    finding = Finding(
+        slug="data/shard-overlap",
+        link="data",
+        runs=(1, 3),
+        summary="all ranks train on the same samples: the data are not sharded",
+        facts=("in pass 1 the first 24 samples are the same on all 2 ranks",),
+        evidence=Evidence(repeated=24, of_pass=96, loader=0),
+    )
+    runs = []
+    for size in (2, 4):
+        runs.append(replace(equivalent().runs[0], mode="ddp", world_size=size))
+        data = Run(mode=DATA, world_size=size, verdict="divergent", seconds=2.0)
+        runs.append(replace(data, dtype=runs[-1].dtype))
+    names: tuple[PartName, ...] = ("gradient", "update", "data")
+    return replace(
+        equivalent(),
+        verdict="divergent",
+        exit_code=1,
+        runs=tuple(runs),
+        findings=(finding,),
+        facts=tuple(
+            row
+            for size in (2, 4)
+            for row in (
+                Row(
+                    what="learning rate",
+                    single=0.1,
+                    ranks=0.1 * size,
+                    world_size=size,
+                    at_8=0.8,
+                    effect=rate,
+                ),
+                Row(
+                    what="updates of a pass",
+                    single=12,
+                    ranks=12,
+                    world_size=size,
+                    at_8=12,
+                    effect=same,
+                ),
+            )
+        ),
+        parts=tuple(
+            Part(
+                what=name,
+                world_size=size,
+                verdict="divergent" if name == "data" else "equivalent",
+            )
+            for size in (2, 4)
+            for name in names
+        ),
+        reproduce="import subprocess\n",
+    )

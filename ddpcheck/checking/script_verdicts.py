@@ -1,0 +1,184 @@
+"""What a script's report says as a whole: its three verdicts, over world sizes.
+
+gradient    the same samples give the same gradient
+update      the same gradient gives the same weights: learning rate, clip, state
+data        the ranks' samples are those that one process draws
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ddpcheck.report.data import (
+    Finding,
+    NotCompared,
+    Part,
+    PartName,
+    Quantity,
+    Report,
+    Run,
+)
+
+_NO_STEP = "the ranks failed before the first update"
+_BY_GRADIENTS = "the gradients differ, and weights by them"
+_FAILED = "ranks failed before it was compared"
+_NEVER = math.inf  # the step in which nothing differs
+
+
+def parts(
+    run: Run | None,
+    findings: Sequence[Finding],
+    in_data: Sequence[Finding],
+    left_out: Sequence[NotCompared],
+    world_size: int,
+) -> tuple[Part, ...]:
+    """Returns the three verdicts at one world size.
+
+    Args:
+        run: that was compared with the single process, None if none was.
+        findings: on it.
+        in_data: findings on the samples of the ranks.
+        left_out: what of the samples was not compared.
+        world_size: of the ranks.
+    """
+    if run is None or run.verdict == "not-checked":
+        why = _NO_STEP if run is None else run.why
+        trained = _open("gradient", world_size, why), _open("update", world_size, why)
+    else:
+        trained = _trained(run, findings)
+    return (*trained, _data(in_data, left_out, world_size))
+
+
+def _open(what: PartName, world_size: int, why: str) -> Part:
+    return Part(what=what, world_size=world_size, verdict="not-checked", why=why)
+
+
+def _trained(run: Run, findings: Sequence[Finding]) -> tuple[Part, Part]:
+    """Returns the verdicts on the gradients and on the updates.
+
+    What differs first decides: after an update that differs, gradients do, too.
+    """
+    size = run.world_size
+    at_gradients = _first(run.gradients)
+    at_update = min(_first(run.weights), _first(run.buffers))
+    gradient = Part(what="gradient", world_size=size, verdict="equivalent")
+    update = Part(what="update", world_size=size, verdict="equivalent")
+    if at_gradients < _NEVER and at_gradients <= at_update:
+        gradient = dataclasses.replace(gradient, verdict="divergent")
+        update = _open("update", size, _BY_GRADIENTS)
+        if any(finding.link == "update" for finding in findings):
+            update = dataclasses.replace(update, verdict="divergent", why="")
+    elif at_update < _NEVER:
+        update = dataclasses.replace(update, verdict="divergent")
+    elif run.faults:
+        gradient, update = (_open(p.what, size, _FAILED) for p in (gradient, update))
+    elif not run.ranks_agree:
+        update = dataclasses.replace(update, verdict="divergent")
+    return gradient, update
+
+
+def _first(quantity: Quantity) -> float:
+    """Returns the first step (from 0) in which something differs."""
+    if not quantity.mismatched:
+        return _NEVER
+    series = enumerate(quantity.excess_by_step)
+    worst = 0 if quantity.worst is None else quantity.worst.step
+    return next((step for step, excess in series if not excess <= 1), worst)
+
+
+def _data(
+    in_data: Sequence[Finding], left_out: Sequence[NotCompared], world_size: int
+) -> Part:
+    if in_data:
+        return Part(what="data", world_size=world_size, verdict="divergent")
+    # What is left out of a pass leaves a part of the verdict.
+    whole = [item.why for item in left_out if item.what.startswith("the samples")]
+    if whole:
+        return _open("data", world_size, whole[0])
+    return Part(what="data", world_size=world_size, verdict="equivalent")
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """Returns one report of those of several world sizes.
+
+    The first one that diverges has the run that reproduce.py shows.
+    """
+    first, *others = reports
+    for other in others:
+        first = _two(first, other)
+    return first
+
+
+def _two(first: Report, other: Report) -> Report:
+    start = len(first.runs)
+    moved = tuple(
+        dataclasses.replace(
+            finding,
+            runs=tuple(index + start for index in finding.runs),
+            proven_runs=tuple(index + start for index in finding.proven_runs),
+        )
+        for finding in other.findings
+    )
+    worst = max((first, other), key=lambda one: _SEVERITY[one.verdict])
+    ended = first.ended or other.ended
+    code = worst.exit_code
+    if ended:
+        code = first.exit_code if first.ended else other.exit_code
+    return dataclasses.replace(
+        first,
+        verdict="not-checked" if ended and not _is_divergent(worst) else worst.verdict,
+        exit_code=code,
+        target=first.target if first.target.num_tensors else other.target,
+        tolerance=first.tolerance if first.tolerance.rtol else other.tolerance,
+        scope=first.scope if first.scope.checked else other.scope,
+        runs=first.runs + other.runs,
+        findings=_joined(first.findings, moved),
+        not_compared=tuple(dict.fromkeys(first.not_compared + other.not_compared)),
+        warnings=tuple(dict.fromkeys(first.warnings + other.warnings)),
+        facts=first.facts + other.facts,
+        parts=first.parts + other.parts,
+        seconds=first.seconds + other.seconds,
+        reproduce=first.reproduce or other.reproduce,
+        ended=ended,
+    )
+
+
+def _joined(
+    findings: Sequence[Finding], others: Sequence[Finding]
+) -> tuple[Finding, ...]:
+    """Returns the findings of two world sizes, each cause once.
+
+    Facts that are the same are not repeated, others follow.
+    """
+    found = list(findings)
+    for other in others:
+        same = [i for i, one in enumerate(found) if _identity(one) == _identity(other)]
+        if not same:
+            found.append(other)
+            continue
+        one = found[same[0]]
+        found[same[0]] = dataclasses.replace(
+            one,
+            runs=one.runs + other.runs,
+            proven_runs=one.proven_runs + other.proven_runs,
+            facts=tuple(dict.fromkeys(one.facts + other.facts)),
+        )
+    return tuple(found)
+
+
+def _identity(finding: Finding) -> tuple[object, ...]:
+    """Returns what two findings on one cause have in common: also how it was proven."""
+    fix = finding.fix
+    proof = (fix.text, fix.verified, fix.proof, fix.intervention) if fix else ()
+    start = finding.start.text if finding.start else ""
+    told = finding.slug, finding.summary, finding.where, finding.accepted, start
+    return (*told, *proof)
+
+
+def _is_divergent(report: Report) -> bool:
+    return report.verdict == "divergent"
+
+
+_SEVERITY = {"equivalent": 0, "not-checked": 1, "divergent": 2}

@@ -1,0 +1,158 @@
+"""The three verdicts of a script, and reports of several world sizes as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpcheck.checking import baseline, script_verdicts
+from ddpcheck.report.data import (
+    Evidence,
+    Finding,
+    NotCompared,
+    Quantity,
+    Report,
+    Run,
+)
+from tests.report.render import sample
+
+EQUAL = Quantity(compared=3, excess_by_step=(0.1, 0.1, 0.1))
+
+
+def _off(*by_step: float) -> Quantity:
+    return Quantity(compared=3, mismatched=1, excess_by_step=by_step)
+
+
+def _run(gradients: Quantity, weights: Quantity, buffers: Quantity = EQUAL) -> Run:
+    return Run(
+        mode="ddp",
+        world_size=2,
+        verdict="divergent",
+        gradients=gradients,
+        weights=weights,
+        buffers=buffers,
+    )
+
+
+def _verdicts(run: Run | None, link: str = "loss") -> list[str]:
+    finding = Finding(slug="unknown", link=link, runs=(0,), summary="")
+    return [p.verdict for p in script_verdicts.parts(run, [finding], [], [], 2)]
+
+
+@pytest.mark.parametrize(
+    ("run", "link", "verdicts"),
+    [
+        (_run(EQUAL, EQUAL), "loss", ["equivalent", "equivalent"]),
+        (_run(_off(9, 9, 9), _off(9, 9, 9)), "loss", ["divergent", "not-checked"]),
+        (_run(_off(9, 9, 9), EQUAL), "loss", ["divergent", "not-checked"]),
+        (_run(_off(9, 9, 9), _off(9, 9, 9)), "update", ["divergent", "divergent"]),
+        # A wrong update is seen in the gradients of the next step.
+        (_run(_off(0, 9, 9), _off(9, 9, 9)), "loss", ["equivalent", "divergent"]),
+        (_run(EQUAL, EQUAL, _off(9, 9, 9)), "loss", ["equivalent", "divergent"]),
+        (None, "loss", ["not-checked", "not-checked"]),
+        (
+            replace(_run(EQUAL, EQUAL), verdict="not-checked", why="it hangs"),
+            "loss",
+            ["not-checked", "not-checked"],
+        ),
+        (
+            replace(_run(EQUAL, EQUAL), ranks_agree=False),
+            "loss",
+            ["equivalent", "divergent"],
+        ),
+    ],
+)
+def test_verdict_is_that_of_what_differs_first(
+    run: Run | None, link: str, verdicts: list[str]
+) -> None:
+    assert _verdicts(run, link)[:2] == verdicts
+
+
+def test_data_without_a_whole_pass_have_no_verdict() -> None:
+    left = NotCompared(what="the samples of a pass of the loader", why="no pass ended")
+    order = NotCompared(what="the order over passes of the loader", why="one pass")
+    run = _run(EQUAL, EQUAL)
+    *_, data = script_verdicts.parts(run, [], [], [left, order], 2)
+    assert (data.verdict, data.why) == ("not-checked", "no pass ended")
+    *_, data = script_verdicts.parts(run, [], [], [order], 2)
+    assert data.verdict == "equivalent"
+
+
+def _at(report: Report, size: int) -> Report:
+    """Returns the report with the runs of one world size alone."""
+    indices = [i for i, run in enumerate(report.runs) if run.world_size == size]
+    return replace(
+        report,
+        runs=tuple(report.runs[i] for i in indices),
+        findings=tuple(replace(f, runs=(1,)) for f in report.findings),
+        facts=tuple(row for row in report.facts if row.world_size == size),
+        parts=tuple(part for part in report.parts if part.world_size == size),
+    )
+
+
+def test_one_cause_at_two_world_sizes_is_one_finding() -> None:
+    report = sample.script()
+    merged = script_verdicts.merged([_at(report, 2), _at(report, 4)])
+    assert merged == replace(report, seconds=merged.seconds)
+
+
+def test_another_cause_at_the_second_world_size_is_a_finding_of_its_own() -> None:
+    two, four = _at(sample.script(), 2), _at(sample.script(), 4)
+    other = replace(four.findings[0], slug="data/lost-samples")
+    merged = script_verdicts.merged([two, replace(four, findings=(other,))])
+    assert [(f.slug, f.runs) for f in merged.findings] == [
+        ("data/shard-overlap", (1,)),
+        ("data/lost-samples", (3,)),
+    ]
+
+
+def test_world_size_that_alone_diverges_gives_verdict_and_reproduce() -> None:
+    four = _at(sample.script(), 4)
+    two = replace(_at(sample.script(), 2), verdict="equivalent", exit_code=0)
+    two = replace(two, findings=(), reproduce="", runs=two.runs[:1])
+    merged = script_verdicts.merged([two, four])
+    assert (merged.verdict, merged.exit_code) == ("divergent", 1)
+    assert merged.reproduce == four.reproduce
+    assert merged.findings[0].runs == (2,)
+
+
+def _with(report: Report, **changes: object) -> Report:
+    evidence = Evidence(**{**report.findings[0].evidence, **changes})  # type: ignore[typeddict-item]
+    return replace(report, findings=(replace(report.findings[0], evidence=evidence),))
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (_with(sample.script(), repeated=30), ""),
+        (_with(sample.script(), repeated=90), "25.0% of the samples became 93.8%"),
+        (_with(sample.script(), loader=1), "loader 1"),
+        (
+            replace(
+                sample.script(),
+                runs=tuple(
+                    replace(run, world_size=2 * run.world_size)
+                    for run in sample.script().runs
+                ),
+            ),
+            "the baseline has no such run",
+        ),
+        (
+            replace(
+                sample.script(),
+                findings=(
+                    *sample.script().findings,
+                    replace(sample.script().findings[0], slug="data/lost-samples"),
+                ),
+            ),
+            "data/lost-samples in data W=2, data W=4",
+        ),
+    ],
+)
+def test_finding_on_data_in_the_baseline_covers_no_other_and_no_larger_one(
+    now: Report, why: str
+) -> None:
+    judged = baseline.apply(now, sample.script(), "known.json")
+    assert judged.exit_code == (1 if why else 0)
+    assert any(why in warning for warning in judged.warnings) or not why
