@@ -5,6 +5,7 @@
     report = ddpcheck.check(model, batch, loss, world_sizes=[2, 4])
     ddpcheck.assert_equivalent("mymodel.py")
     rows = 64 if ddpcheck.in_check() else 1_000_000  # in a script
+    x, y = ddpcheck.global_batch(draw())  # in a script whose data no DataLoader gives
 
 Importing it imports none of its modules: each name is looked up when it is used.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from ddpcheck.errors.problem import UsageError
     from ddpcheck.ranks.processes import in_check
+    from ddpcheck.ranks.sharing import global_batch
     from ddpcheck.report.data import Finding, Report, Run
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "UsageError",
     "assert_equivalent",
     "check",
+    "global_batch",
     "in_check",
     "warm_ranks",
 ]
@@ -42,6 +45,7 @@ _HOMES = {
     "Report": "report.data",
     "Run": "report.data",
     "UsageError": "errors.problem",
+    "global_batch": "ranks.sharing",
     "in_check": "ranks.processes",
 }
 

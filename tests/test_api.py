@@ -43,8 +43,9 @@ def loss(output, target):
 """
 
 
-def test_public_names_are_at_most_ten_and_documented() -> None:
-    assert len(ddpcheck.__all__) <= 10
+def test_public_names_are_few_and_documented() -> None:
+    # Two of them, global_batch and in_check, are for scripts that are checked.
+    assert len(ddpcheck.__all__) <= 11
     assert ddpcheck.__all__ == sorted(ddpcheck.__all__)
     for name in ddpcheck.__all__:
         thing = getattr(ddpcheck, name)

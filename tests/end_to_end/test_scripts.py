@@ -137,6 +137,46 @@ with open("settings.yaml") as stream:
     settings = yaml.safe_load(stream)
 optimizer = torch.optim.AdamW(model.parameters(), **settings["optimizer"])
 """
+FLOAT32 = """
+accumulate = 4 // WORLD_SIZE
+loader = DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False))
+for number, (x, y) in enumerate(loader):
+    mse_loss(model(x), y).div(accumulate).backward()
+    if number % accumulate == accumulate - 1:
+        optimizer.step()
+        optimizer.zero_grad()
+        model.module(torch.ones(2, 6, dtype=torch.float32))
+"""
+SHARED = """
+import ddpcheck
+
+generator = torch.Generator().manual_seed(1 + RANK)
+
+
+def draw():
+    x = rows[torch.randint(len(rows), (8 // WORLD_SIZE,), generator=generator)]
+    return ddpcheck.global_batch({"x": x, "y": x[:, :3].sin()})
+
+
+for _ in range(5):
+    batch = draw()
+    update(batch["x"], batch["y"])
+    with torch.no_grad():
+        assert len(draw()["x"]) == 8 // WORLD_SIZE
+"""
+SHARED_MICRO = """
+import ddpcheck
+
+generator = torch.Generator().manual_seed(1 + RANK)
+accumulate = 4 // WORLD_SIZE
+for _ in range(5):
+    optimizer.zero_grad()
+    for _ in range(accumulate):
+        x = rows[torch.randint(len(rows), (3,), generator=generator)]
+        x, y = ddpcheck.global_batch((x, x[:, :3].sin()))
+        mse_loss(model(x), y).div(accumulate).backward()
+    optimizer.step()
+"""
 ARGUMENTS = """
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
@@ -161,6 +201,9 @@ GOOD = {
     "averaged weights": AVERAGED,
     "evaluation on rank 0": EVALUATION,
     "yaml": YAML + TRAIN,
+    "float32 alone": FLOAT32,
+    "global batch": SHARED,
+    "global batch in parts": SHARED_MICRO,
     "exit": IN_CHECK + TRAIN + "\ndist.destroy_process_group()\nsys.exit(0)\n",
 }
 
@@ -216,7 +259,9 @@ def test_script_of_each_kind_is_equivalent(name: str, terminal: Terminal) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iterable dataset", "padding", "scaler"])
+@pytest.mark.parametrize(
+    "name", ["iterable dataset", "padding", "scaler", "global batch"]
+)
 def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     name: str, terminal: Terminal
 ) -> None:

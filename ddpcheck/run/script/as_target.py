@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ddpcheck.ranks import sharing
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import averaged, contents
@@ -81,6 +82,7 @@ class _Hooks:
         self.fed = fed = Fed(self.step, driver, self.batches, self.known, split)
         loaders = Loaders(fed.begin)
         driver.enter(loaders.watched())
+        driver.enter(sharing.taken_by(fed.shared))
         if not self.known.draws:
             self.calls = Calls(driver, self.known.model, fed.called)
         driver.resume()
@@ -214,7 +216,7 @@ class _Step:
 
 
 def _own_seat() -> Seat:
-    is_rank = dist.is_initialized()
+    is_rank = dist.is_initialized() and not Driver.has_own_group
     folder = str(preload.FOLDER or ".")
     return Seat(
         rank=dist.get_rank() if is_rank else 0,

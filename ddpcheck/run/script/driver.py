@@ -50,6 +50,10 @@ class Driver:
     the last stop at a draw; it is for the caller to set back.
     """
 
+    # Whether a script has made the group of this process, which is of one: it stays
+    # when the script is started again.
+    has_own_group = False
+
     def __init__(self, script: Script, seat: Seat) -> None:
         self.script, self.seat = script, seat
         self.optimizers: list[Optimizer] = []
@@ -180,6 +184,7 @@ class Driver:
             path = f"{self.seat.folder}/{self.seat.name}.store"
             store = dist.FileStore(path, 1)
             init("gloo", store=store, rank=0, world_size=1)
+            Driver.has_own_group = True
 
         return joining
 

@@ -13,7 +13,7 @@ from ddpcheck.compare import tree
 from ddpcheck.run.script.batches import Batches, loader_of
 from ddpcheck.run.script.calls import LOADER
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.loaders import digests
+from ddpcheck.run.script.loaders import SHARED, digests
 from ddpcheck.target.script import Known
 
 
@@ -62,6 +62,16 @@ class Fed:
             yield self._next(number)
             count += 1
         self.driver.before_draw()
+
+    def shared(self, batch: Any) -> Any:
+        """Returns what ddpcheck.global_batch gives the script in place of a batch."""
+        if not torch.is_grad_enabled():
+            return tree.replace(batch, lambda _, tensor: _cast(tensor))
+        is_done = self.driver.updates or not self._allowed(SHARED)
+        if self.driver.stops_at_draws or is_done:
+            self.driver.stop("draw")
+        self.asked[SHARED] = self.asked.get(SHARED, 0) + 1
+        return self._next(SHARED)
 
     def called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns what the model is given in a call, where no loader draws batches."""

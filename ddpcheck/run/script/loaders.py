@@ -28,6 +28,7 @@ from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
+SHARED = -2  # the number that stands for batches given to ddpcheck.global_batch
 
 # Digests of a larger batch would take more time than the step.
 _MOST_NUMBERS = 4_000_000
@@ -167,6 +168,7 @@ class Recorder:
     samplers: dict[int, _Noting] = field(default_factory=dict)  # likewise
     keeps_data: bool = True
     turns: int = 0  # passes that ended
+    shared: int = 0  # batches that were given to ddpcheck.global_batch
 
     def begin(self, loaders: Loaders, loader: Any, number: int, turn: int) -> Any:
         """Returns an iterator that yields what the loader does."""
@@ -219,10 +221,48 @@ class Recorder:
             count += 1
             yield batch
 
+    def share(self, batch: Any) -> Any:
+        """Records a batch that the script gives to ddpcheck.global_batch."""
+        if not torch.is_grad_enabled():
+            return batch
+        self.driver.before_draw()
+        if not self.shared:
+            self.emit(_SHARED)
+        rows = digests(batch) if _is_small(batch) else ()
+        drawn = Drawn(
+            loader=SHARED,
+            turn=0,
+            number=self.shared,
+            samples=rows,
+            step=self.step,
+            rows=rows,
+        )
+        self.emit(drawn)
+        if self.keeps_data:
+            # The script may change its own.
+            kept = tree.replace(batch, lambda _, tensor: tensor.detach().clone())
+            self.drawn[f"{SHARED}.0.{self.shared}"] = kept
+        self.shared += 1
+        return batch
+
     def take(self) -> dict[Key, Any]:
         """Returns and forgets what was drawn since the last call."""
         drawn, self.drawn = self.drawn, {}
         return drawn
+
+
+_SHARED = Loader(
+    number=SHARED,
+    turn=0,
+    batches=None,
+    samples=None,
+    batch_size=None,
+    drop_last=False,
+    sampler="ddpcheck.global_batch",
+    shuffles=False,
+    replicas=None,
+    is_iterable=True,
+)
 
 
 def _flat(index: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from ddpcheck.compare import tree
+from ddpcheck.ranks import sharing
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.script.calls import LOADER, Calls, signature
@@ -37,7 +38,7 @@ class Recorded:
 
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
-    loader gave the data. `seconds` of the recorded steps.
+    loader, or ddpcheck.global_batch, gave the data. `seconds` of the recorded steps.
     """
 
     rank: int
@@ -80,7 +81,7 @@ class _Recording:
     def run(self) -> Recorded:
         """Runs the script to the end of the recording."""
         done, driver = 0, self.driver
-        with self.loaders.watched():
+        with self.loaders.watched(), sharing.taken_by(self.recorder.share):
             while True:
                 is_over = driver.resume() == "ended"
                 if driver.updates and (is_over or driver.stopped == "draw"):
@@ -100,12 +101,17 @@ class _Recording:
             ended=driver.stopped == "ended",
             model=signature(model) if model is not None else None,
             wrapper=type(wrapper).__name__ if wrapper is not None else "",
-            draws=self.loaders.are_used,
+            draws=self.draws,
             seconds=self.seconds or time.perf_counter() - self.started,
         )
 
+    @property
+    def draws(self) -> bool:
+        """Whether the script has drawn batches that are seen."""
+        return self.loaders.are_used or bool(self.recorder.shared)
+
     def _called(self, args: Any, kwargs: Any) -> None:
-        if not self.loaders.are_used:
+        if not self.draws:
             self.driver.before_draw()
             key = f"{LOADER}.0.{len(self.rows)}"
             if self.recorder.keeps_data:
