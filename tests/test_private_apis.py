@@ -110,6 +110,7 @@ _OTHER = {
     "_ddpcheck_place",
     "_ddpcheck_as_built",
     "_ddpcheck_is_held",
+    "_ddpcheck_calls",
 }
 
 

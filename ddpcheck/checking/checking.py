@@ -88,6 +88,7 @@ def check(
     session: Session | None = None,
     only: Sequence[Cell] | None = None,
     on_verdict: Verdict = lambda _: None,
+    diagnoses: bool = True,
 ) -> Report:
     """Checks a target on a pool that has done its imports.
 
@@ -105,6 +106,7 @@ def check(
         on_verdict: takes the report when all is known but how small the run can be
             that reproduce.py shows; what is returned differs in that alone, and in the
             exit code where a signal ended the search for it.
+        diagnoses: whether causes are looked for.
 
     Raises:
         UsageError: the file or an option is wrong.
@@ -115,6 +117,7 @@ def check(
     made = Made(session, options, time.perf_counter(), progress or Silent())
     session.on_run, session.progress = made.ran, made.progress
     session.is_bounded = options.timeout_s is not None
+    made.diagnoses = diagnoses
     made.progress.follow(session.where)
     try:
         report = _check(made, only)
@@ -195,7 +198,9 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     made.outcomes = dict(zip(made.planned.specs, outcomes, strict=True))
     diagnosis, undetected = made.diagnosis, []
     batch_checks.check_lists(session, outcomes, runs, limit.rtol)
-    if any(run.verdict == "divergent" for run in runs):
+    if not made.diagnoses:
+        pass
+    elif any(run.verdict == "divergent" for run in runs):
         try:
             engine.diagnose(session, outcomes, runs, limit, options, diagnosis)
         except (UsageError, CannotCheckError, ServerDiedError):

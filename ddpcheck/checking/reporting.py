@@ -295,6 +295,7 @@ class Made:
     diagnosis: engine.Diagnosis = field(default_factory=engine.Diagnosis)
     broken_off: list[Finding] = field(default_factory=list)  # by DataParallel
     began: float = 0.0  # the first run
+    diagnoses: bool = True
 
     def expect(self, base: ReferenceResult, planned: plan.Plan) -> None:
         """Notes the planned runs, and announces how long they take."""

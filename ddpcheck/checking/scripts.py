@@ -16,7 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpcheck.checking import checking, opening, reporting, script_verdicts
+from ddpcheck.checking import (
+    checking,
+    opening,
+    reporting,
+    script_verdicts,
+    sharded,
+)
 from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, SignalError, UsageError
@@ -151,12 +157,31 @@ def _check(
     asked = dataclasses.replace(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
-    session = Session(pool, _ref(script, known))
-    report = checking.check(
-        pool, session.ref, asked, session=session, progress=progress
-    )
-    pool.retire(world_size)
-    pool.retire(SOLO)
+
+    def checked(known: Known, *, diagnoses: bool = True) -> Report:
+        session = Session(pool, _ref(script, known))
+        try:
+            return checking.check(
+                pool,
+                session.ref,
+                asked,
+                session=session,
+                progress=progress,
+                diagnoses=diagnoses,
+            )
+        finally:
+            pool.retire(world_size)
+            pool.retire(SOLO)
+
+    def checked_whole() -> Report | None:
+        try:
+            return checked(dataclasses.replace(known, keeps_whole=True))
+        except (UsageError, CannotCheckError):
+            return None
+
+    report = checked(known, diagnoses=not known.shards)
+    if known.shards:
+        report = sharded.explained(report, checked_whole)
     return _with_more(report, script, recordings, options)
 
 
@@ -220,6 +245,7 @@ class Recordings:
             split=self._split(),
             ahead=tuple(_ahead(self.ranks[0])),
             draws=any(isinstance(e, Drawn) for e in self.ranks[0].progress),
+            shards=any(o.value.shards for o in self.ranks if o.kind == "done"),
         )
 
     def faults(self) -> list[Fault]:

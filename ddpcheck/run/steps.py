@@ -25,6 +25,7 @@ from ddpcheck.run.facts import Group, Members
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model import user_code
 from ddpcheck.run.model.names import Names
+from ddpcheck.run.model.whole import settle, wholes
 from ddpcheck.run.observe import used_names
 from ddpcheck.run.private import version
 from ddpcheck.run.spec import RunSpec
@@ -228,7 +229,7 @@ class Training:
             self.notes.ends(optimizer, ended.parameters, self.step)
         self.closes |= any(p.grad is not None for p in self._late.values())
         if ended is not None:
-            self.after_update(ended.parameters)
+            self.after_update(wholes(ended.parameters))
 
     def _record_others(self, mine: dict[str, Tensor]) -> None:
         if all(p.grad is None for p in mine.values()):
@@ -236,7 +237,7 @@ class Training:
         number, self._other_updates = self._other_updates, self._other_updates + 1
         suffix = f"@{number}" if number else ""
         grads = {name + suffix: p.grad for name, p in mine.items()}
-        self.recorder.take(f"{OF_OTHERS}{number}", self.step, grads)
+        self.recorder.take(f"{OF_OTHERS}{number}", self.step, wholes(grads))
 
     def _record_left(self) -> None:
         """Records the gradients at the end of a step in which no update had any."""
@@ -255,13 +256,15 @@ class Training:
             for name, p in parameters.items()
             if p.requires_grad or p.grad is not None
         }
-        self.recorder.take("gradients" + suffix, self.step, dict(grads))
+        self.recorder.take("gradients" + suffix, self.step, wholes(grads))
         self.updates += 1
 
     def _record_state(self) -> None:
+        settle(self.model)
         self._settled = self.parameters()
-        self.recorder.take("weights", self.step, dict(self._settled))
-        self.recorder.take("buffers", self.step, dict(self.names.buffers(self.model)))
+        self.recorder.take("weights", self.step, dict(wholes(self._settled)))
+        buffers = self.names.buffers(self.model)
+        self.recorder.take("buffers", self.step, dict(wholes(buffers)))
 
 
 def split(target: Target, batch: Any) -> tuple[Any, Any]:

@@ -29,6 +29,8 @@ class Known:
     process draws for each of a rank's. `ahead`: of each loader that draws some of
     the next step's batches before: (loader, how many a step uses, how many ahead).
     `draws`: whether loaders have the batches; else they are what the model is given.
+    `shards`: the model is sharded by `fully_shard`; with `keeps_whole` it is not, and
+    DistributedDataParallel averages the gradients in its place.
     """
 
     folder: str
@@ -39,6 +41,8 @@ class Known:
     split: int = 1
     ahead: tuple[tuple[int, int, int], ...] = ()
     draws: bool = True
+    shards: bool = False
+    keeps_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,12 +27,15 @@ from torch.utils.data import (
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
+MODEL = """\
+model = DistributedDataParallel(nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
 SETUP = f"""\
 {IMPORTS}
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = DistributedDataParallel(nn.Linear(6, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{MODEL}\
 rows = torch.randn(64, 6)
 data = TensorDataset(rows, rows[:, :3].sin())
 
@@ -191,6 +194,52 @@ import ddpcheck
 
 assert ddpcheck.in_check()
 """
+SHARD = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+class Blocks(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def sharded(model):
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+torch.manual_seed(0)
+"""
+SHARDED = """
+model = sharded(Blocks())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
+SHARDED_META = """
+with torch.device("meta"):
+    model = Blocks()
+sharded(model).to_empty(device="cpu")
+for layer in (model[0], model[2]):
+    layer.reset_parameters()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+SHARDED_STEPS = """
+for number, (x, y) in enumerate(loader_of(data), start=1):
+    model.set_requires_gradient_sync(number % 2 == 0)
+    (mse_loss(model(x), y) / 2).backward()
+    if number % 2 == 0:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(x)
+"""
+SHARDING = {
+    "blocks": SHARDED + TRAIN,
+    "meta device": SHARDED_META + TRAIN,
+    "accumulation": SHARDED + SHARDED_STEPS,
+}
 GOOD = {
     "iterable dataset": ITERABLE,
     "workers": TRAIN.replace("(data)", "(data, num_workers=2)"),
@@ -243,6 +292,11 @@ def _script(terminal: Terminal, *parts: str) -> str:
     return terminal.write("".join((SETUP, *parts)), "train.py")
 
 
+def _sharded(terminal: Terminal, *parts: str) -> str:
+    """Writes a script whose only model is sharded."""
+    return terminal.write("".join((SETUP.replace(MODEL, ""), *parts)), "train.py")
+
+
 def _assert_equivalent(checked: Checked) -> None:
     assert (checked.ended.exit_code, checked.slug) == (0, None), checked.shown
     assert checked.compared
@@ -259,6 +313,12 @@ def test_script_of_each_kind_is_equivalent(name: str, terminal: Terminal) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDING)
+def test_sharded_script_is_equivalent(name: str, terminal: Terminal) -> None:
+    _assert_equivalent(_check(terminal, _sharded(terminal, SHARD, SHARDING[name])))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["iterable dataset", "padding", "scaler", "global batch"]
 )
@@ -270,6 +330,27 @@ def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     checked = _check(terminal, _script(terminal, text, code))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "loss/sum-reduction"
+
+
+@pytest.mark.slow
+def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
+    terminal: Terminal,
+) -> None:
+    clip = """
+    parts = [p.grad.to_local() for p in model.parameters()]
+    norm = torch.stack([part.norm() for part in parts]).norm()
+    for part in parts:
+        part.mul_(0.01 / norm)
+"""
+    train = TRAIN.replace("    update(x, y)\n", "    mse_loss(model(x), y).backward()")
+    code = train + clip + "    optimizer.step()\n    optimizer.zero_grad()\n"
+    sgd = SHARDED.replace("AdamW", "SGD")
+    checked = _check(terminal, _sharded(terminal, SHARD, sgd, code))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "unknown"
+    assert checked.summary == (
+        "the cause is unknown; it is in what is done with sharded parameters"
+    )
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from ddpcheck.run import private
 from ddpcheck.run.intervention import Switch
 from ddpcheck.run.model import batch_norm, contents, user_code
 from ddpcheck.run.model.names import for_optimizer, keep_own
+from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process.isolation import seed_everything
 from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target.target import Target
@@ -152,7 +153,8 @@ def wrap(
             raise _sharded(target, _SHARDS) from error
         raise
     if isinstance(wrapped, nn.Module):
-        _check_whole(target, wrapped)
+        if not target.is_script:
+            _check_whole(target, wrapped)
         user_code.widen(spec, wrapped)
         return wrapped
     raise usage_error(
@@ -174,7 +176,7 @@ def _check_whole(target: Target, wrapped: nn.Module) -> None:
     kinds = [type(m).__name__ for m in contents.modules(wrapped)]
     found = [_SHARDS] if _SHARDS in kinds else []
     found += [
-        f"{n}, a DTensor" for n, p in contents.named_parameters(wrapped) if _is_part(p)
+        f"{n}, a DTensor" for n, p in contents.named_parameters(wrapped) if is_part(p)
     ]
     if found:
         raise _sharded(target, found[0])
@@ -194,10 +196,6 @@ def _is_of_fsdp(error: Exception) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [frame.f_globals.get("__name__") or "" for frame in frames]
     return any(name.startswith("torch.distributed.fsdp.") for name in names)
-
-
-def _is_part(parameter: Tensor) -> bool:
-    return type(parameter).__name__ == "DTensor"
 
 
 def make_optimizer(

@@ -18,6 +18,7 @@ from ddpcheck.run.facts import RankFacts
 from ddpcheck.run.model import contents
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names, shortener
+from ddpcheck.run.model.whole import is_part, set_whole, wholes
 from ddpcheck.run.observe import patches, wrapping
 from ddpcheck.run.observe.observe import Observed
 from ddpcheck.run.observe.wrapping import Wrapped
@@ -63,7 +64,11 @@ def align_start(
     ):
         is_weight = quantity == "initial"
         is_checked = checks and is_weight
-        for name in _differing(reader, quantity, named):
+        for name in _differing(reader, quantity, wholes(named)):
+            if is_part(named[name]):
+                # Drawn after it was sharded: each number of parts draws others.
+                set_whole(named[name], reader.get(quantity, 0, name))
+                continue
             reference: Any = reader.get(quantity, 0, name)
             mine = named[name]
             is_like = reference is not None and reference.shape == mine.shape
@@ -103,8 +108,10 @@ def _is_float32(values: Tensor) -> bool:
 
 def at_start(reader: Reader, names: Names, wrapped: nn.Module) -> RankFacts:
     """Returns the weights and buffers that differ before the first step, as facts."""
-    differ = _differing(reader, "initial", names.parameters(wrapped))
-    buffers = _differing(reader, "initial_buffers", names.buffers(wrapped))
+    parameters = wholes(names.parameters(wrapped))
+    held = wholes(names.buffers(wrapped))
+    differ = _differing(reader, "initial", parameters)
+    buffers = _differing(reader, "initial_buffers", held)
     short = shortener(wrapped)
     found: RankFacts = {
         "start_differs": differ,
@@ -112,9 +119,9 @@ def at_start(reader: Reader, names: Names, wrapped: nn.Module) -> RankFacts:
         "order": [short(name) for name, _ in contents.named_parameters(wrapped)],
     }
     if differ:
-        found["start"] = digests.digest(dict(names.parameters(wrapped)))
+        found["start"] = digests.digest(parameters)
     if buffers:
-        found["start_buffers"] = digests.digest(dict(names.buffers(wrapped)))
+        found["start_buffers"] = digests.digest(held)
     return found
 
 

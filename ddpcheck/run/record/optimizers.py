@@ -28,6 +28,7 @@ from ddpcheck.run.facts import HeldOtherwise, Layout, Parts, StateFacts, of_trac
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import leaves
 from ddpcheck.run.model.names import Names
+from ddpcheck.run.model.whole import whole
 from ddpcheck.run.spec import StateApart
 
 _QUANTITY = "state"
@@ -229,6 +230,8 @@ def _elements(value: Any) -> Tensor | None:
     """Returns some elements of a tensor, or a number, None for anything else."""
     if isinstance(value, int | float):
         return torch.tensor([float(value)], dtype=torch.float64, device="cpu")
+    if isinstance(value, Tensor):
+        value = whole(value)
     if type(value) not in (Tensor, nn.Parameter) or not value.numel():
         return None
     if value.layout != torch.strided or value.is_complex() or value.is_meta:

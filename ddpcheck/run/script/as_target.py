@@ -76,7 +76,8 @@ class _Hooks:
 
     def _start(self) -> nn.Module:
         seat = _own_seat()
-        self.driver = driver = Driver(self.script, seat)
+        whole = self.known.keeps_whole
+        self.driver = driver = Driver(self.script, seat, keeps_whole=whole)
         self.step.since_start = 0
         split = self.known.split if not seat.world_size else 1
         self.fed = fed = Fed(self.step, driver, self.batches, self.known, split)
@@ -101,7 +102,8 @@ class _Hooks:
         if driver.stopped != "wrapping":
             return model
         driver.resume()
-        assert driver.wrapped is not None
+        if driver.wrapped is None or driver.wrapped is model:  # sharded, in place
+            return model
         vars(driver.wrapped)[averaged.IS_HELD] = True
         self.wrapper = driver.wrapped
         return driver.wrapped

@@ -3,7 +3,8 @@
 The script keeps its own stack: wherever it is, it stands still while the check works,
 in the same thread, and goes on when it is resumed. It stops
 
-- before it builds a wrapper (DistributedDataParallel), and after that;
+- before it builds a wrapper (DistributedDataParallel), or shards its model
+  (`fully_shard`), and after that;
 - before it draws a batch, if it has updated weights since the last stop: here a step
   ends. Loaders that fetch ahead draw the next batch before they hand out this one, so
   batches are known by their number, never by when they are drawn;
@@ -32,7 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation
-from ddpcheck.run.script import cuda_as_cpu, launch, traces
+from ddpcheck.run.script import cuda_as_cpu, launch, sharded, traces
 from ddpcheck.target.script import Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "ended"]
@@ -46,16 +47,20 @@ class Driver:
     """A script that is run from stop to stop.
 
     `optimizers` are those that it has built, in order. `wrapping` is the module that
-    it is about to wrap, `wrapped` the wrapper. `updates`: steps of optimizers since
-    the last stop at a draw; it is for the caller to set back.
+    it is about to wrap, `wrapped` the wrapper; `shards`: it calls `fully_shard`.
+    `updates`: steps of optimizers since the last stop at a draw; it is for the caller
+    to set back. With `keeps_whole` it shards nothing: see `sharded`.
     """
 
     # Whether a script has made the group of this process, which is of one: it stays
     # when the script is started again.
     has_own_group = False
 
-    def __init__(self, script: Script, seat: Seat) -> None:
-        self.script, self.seat = script, seat
+    def __init__(
+        self, script: Script, seat: Seat, *, keeps_whole: bool = False
+    ) -> None:
+        self.script, self.seat, self.keeps_whole = script, seat, keeps_whole
+        self.shards = False
         self.optimizers: list[Optimizer] = []
         self.wrapping: nn.Module | None = None
         self.wrapped: nn.Module | None = None
@@ -135,6 +140,9 @@ class Driver:
         with contextlib.ExitStack() as stack:
             for (owner, name), make in own.items():
                 stack.enter_context(_replaced(owner, name, make))
+            stack.enter_context(sharded.watched(self._fully_shard))
+            if self.keeps_whole:
+                stack.enter_context(sharded.wholes_as_parts())
             hook = register_optimizer_step_post_hook(self._stepped)
             stack.callback(hook.remove)
             yield
@@ -173,6 +181,25 @@ class Driver:
             self.wrapped = wrapper
             self.on_wrapped(wrapper)
             self.stop("wrapped")
+
+        return stopping
+
+    def _fully_shard(self, shard: sharded.Shard) -> sharded.Shard:
+        def stopping(module: Any, **kwargs: Any) -> Any:
+            self.shards, first = True, sharded.first_of(module)
+            if self.wrapping is None:
+                model = sharded.root_of(first)
+                if sharded.has_values(model):  # else it is known when it is trained
+                    self.wrapping = model
+                    self.stop("wrapping")
+            make = sharded.keep_whole if self.keeps_whole else shard
+            made = make(module, **sharded.options(kwargs))
+            sharded.as_gloo_can(made)
+            if self.wrapped is None and first is self.wrapping:
+                self.wrapped = sharded.wrapped(first) if self.keeps_whole else first
+                self.on_wrapped(self.wrapped)
+                self.stop("wrapped")
+            return made
 
         return stopping
 

@@ -38,7 +38,8 @@ class Recorded:
 
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
-    loader, or ddpcheck.global_batch, gave the data. `seconds` of the recorded steps.
+    loader, or ddpcheck.global_batch, gave the data; `shards`: whether `fully_shard` was
+    called. `seconds` of the recorded steps.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Recorded:
     model: tuple[str, tuple[str, ...]] | None
     wrapper: str
     draws: bool
+    shards: bool
     seconds: float
 
 
@@ -102,6 +104,7 @@ class _Recording:
             model=signature(model) if model is not None else None,
             wrapper=type(wrapper).__name__ if wrapper is not None else "",
             draws=self.draws,
+            shards=driver.shards,
             seconds=self.seconds or time.perf_counter() - self.started,
         )
 

@@ -29,6 +29,7 @@ from ddpcheck.run.model import model as models
 from ddpcheck.run.model.draws import Shape
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import SampleNoise, bound
+from ddpcheck.run.model.whole import wholes
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.jobs.batches import (
     batches_of,
@@ -231,6 +232,7 @@ class _Reference:
         self.draws = 0
         self.draws_later = False  # in another step than the first
         self.size = 0  # of the first batch
+        self.kind = ""  # the class of the model
         self.given: ReferenceFacts = {}  # of the batches
         self.collates = False  # they are made of lists of samples
         self.rows: list[list[samples.Numbers]] = []  # of each call, by step
@@ -238,6 +240,7 @@ class _Reference:
     def execute(self) -> ReferenceResult:
         """Builds and trains; returns the path of the trace and the observed facts."""
         model = models.build(self.target, self.spec, seed=user_code.REFERENCE_SEED)
+        self.kind = type(model).__name__  # `fully_shard` gives it another class
         calls = count_calls(model)
         batches = batches_of(self.target, self.spec)
         check_collate(self.target, batches)
@@ -266,8 +269,8 @@ class _Reference:
         calls: dict[str, int],
     ) -> ReferenceResult:
         names = Names(model)
-        writer.add("initial", 0, names.parameters(model).items())
-        writer.add("initial_buffers", 0, names.buffers(model).items())
+        writer.add("initial", 0, wholes(names.parameters(model)).items())
+        writer.add("initial_buffers", 0, wholes(names.buffers(model)).items())
         sizes = [batch_size(self.target, batch) for batch in batches]
         self.given = given(batches, samples.named_lists(batches, sizes))
         if self.spec.loss == "masked":
@@ -402,7 +405,7 @@ class _Reference:
             "batch_size": size,
             "num_parameters": sum(p.numel() for p in contents.parameters(model)),
             "num_tensors": len(names.order),
-            "model": type(model).__name__,
+            "model": self.kind,
             "optimizer": type(training.optimizer).__name__,
             "learning_rate": _learning_rate(training.optimizer),
             "has_batch_norm": _has_batch_norm(model),

@@ -1,0 +1,219 @@
+"""Scripts that shard their model by `fully_shard` (FSDP2): where it is called.
+
+The module is changed in place, so it is the model and the wrapper at once. The check
+stops where the first part of the model is about to be sharded, as it stops before
+DistributedDataParallel is built.
+
+For a diagnosis, `Whole` takes the place of `fully_shard`: parameters stay whole, and
+DistributedDataParallel averages the gradients, which is what FSDP2 does with them. The
+causes that lie in the loss, the batch norms, the data, the update are then found as in
+any other script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.run.model import contents
+from ddpcheck.run.process.replacing import replaced
+
+Shard = Callable[..., Any]
+_NAME = "fully_shard"
+_CALLS = "_ddpcheck_calls"  # on a whole model: who runs its forward
+
+
+@contextlib.contextmanager
+def watched(make: Callable[[Shard], Shard]) -> Iterator[None]:
+    """Context in which `fully_shard` is what `make` returns for it.
+
+    Also where a module has imported it already.
+    """
+    original = getattr(fsdp, _NAME, None)
+    if original is None:  # before torch 2.6
+        yield
+        return
+    new = functools.wraps(original)(make(original))
+    modules = [m for m in list(sys.modules.values()) if _has(m, original)]
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replaced(module, **{_NAME: new}))
+        yield
+
+
+def _has(module: Any, function: Any) -> bool:
+    return getattr(module, "__dict__", {}).get(_NAME) is function
+
+
+def first_of(given: Any) -> nn.Module:
+    """Returns the module, or the first of the modules, that is about to be sharded."""
+    module: nn.Module = given[0] if isinstance(given, list | tuple) else given
+    return module
+
+
+def root_of(part: nn.Module) -> nn.Module:
+    """Returns the largest module that contains a part: the model."""
+    best, size = part, sum(1 for _ in contents.modules(part))
+    for module in [m for m in gc.get_objects() if isinstance(m, nn.Module)]:
+        inside = list(contents.modules(module))
+        if len(inside) > size and any(one is part for one in inside):
+            best, size = module, len(inside)
+    return best
+
+
+def has_values(model: nn.Module) -> bool:
+    """Returns whether the parameters are more than shapes on the meta device."""
+    return not any(tensor.is_meta for tensor in contents.tensors(model))
+
+
+def options(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of `fully_shard` for this run.
+
+    In float64 without a policy of mixed precision: as autocast, it would round.
+    """
+    if torch.get_default_dtype() is torch.float64:
+        return {name: value for name, value in given.items() if name != "mp_policy"}
+    return given
+
+
+def as_gloo_can(module: Any) -> None:
+    """Makes modules divide gradients by a given factor themselves.
+
+    NCCL does it within the exchange, for which gloo has no operation.
+    """
+    for one in module if isinstance(module, list | tuple) else [module]:
+        divide = getattr(one, "set_force_sum_reduction_for_comms", None)  # torch 2.9
+        if divide is not None and dist.get_backend() == "gloo":
+            divide(True)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Hands calls of a whole model to its wrapper, which calls the model."""
+
+    wrapper: DistributedDataParallel
+    is_inside: bool = False
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class _Done:
+    """What unshard(async_op=True) returns: nothing is left to be waited for."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class Whole:
+    """The methods of a module that `fully_shard` was called with, parameters whole."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the wrapper, or, within it, the model."""
+        calls = vars(self).get(_CALLS)
+        if calls is None or calls.is_inside:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        with calls.inside():
+            return calls.wrapper(*args, **kwargs)
+
+    def set_requires_gradient_sync(
+        self,
+        requires_gradient_sync: bool,  # noqa: FBT001
+        **_: Any,
+    ) -> None:
+        """As in `fully_shard`, for the whole model."""
+        if _CALLS in vars(self):
+            wrapper = vars(self)[_CALLS].wrapper
+            wrapper.require_backward_grad_sync = requires_gradient_sync
+
+    def unshard(self, async_op: bool = False) -> _Done | None:  # noqa: FBT001, FBT002
+        """Does nothing: parameters are whole."""
+        return _Done() if async_op else None
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Refuses it.
+
+        Raises:
+            NotImplementedError: always; DistributedDataParallel has no such factor.
+        """
+        raise NotImplementedError(factor)
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+
+def keep_whole(module: Any, **_: Any) -> Any:
+    """Takes the place of `fully_shard`: gives modules its methods, and no more."""
+    for one in module if isinstance(module, list | tuple) else [module]:
+        one.__class__ = _kind(type(one))
+    return module
+
+
+_KINDS: dict[type, type] = {}
+
+
+def _kind(kind: type) -> type:
+    """Returns the class that takes the place of one, the same each time."""
+    if not issubclass(kind, Whole) and kind not in _KINDS:
+        _KINDS[kind] = _with_methods(kind)
+    return _KINDS.get(kind, kind)
+
+
+def _with_methods(kind: type) -> type:
+    idle = [
+        name
+        for name, value in vars(fsdp.FSDPModule).items()
+        if callable(value) and not name.startswith("_") and not hasattr(Whole, name)
+    ]
+    body = dict.fromkeys(idle, _nothing) | {"__new__": _as(kind)}
+    # Its own class first: what FSDPModule overrides of it is for parts.
+    return type(kind.__name__, (Whole, kind, fsdp.FSDPModule), body)
+
+
+def _as(kind: type) -> Callable[..., Any]:
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        """Makes an object of the class that was sharded, as slices of containers."""
+        return kind(*args, **kwargs)
+
+    return new
+
+
+def wrapped(model: nn.Module) -> DistributedDataParallel:
+    """Returns the wrapper that runs a whole model wherever the script calls it.
+
+    As FSDP2, it sends neither the initial weights nor buffers, and waits for no
+    parameter that no rank uses.
+    """
+    wrapper = DistributedDataParallel(
+        model, init_sync=False, broadcast_buffers=False, find_unused_parameters=True
+    )
+    vars(model)[_CALLS] = _Calls(wrapper)
+    return wrapper
+
+
+def wholes_as_parts() -> contextlib.AbstractContextManager[None]:
+    """Context in which a plain tensor has the methods of a DTensor to read it."""
+
+    def itself(tensor: Tensor, **_: Any) -> Tensor:
+        return tensor
+
+    return replaced(Tensor, full_tensor=itself, to_local=itself)

@@ -1,0 +1,69 @@
+"""Causes of a sharded script that diverges: those of the run on whole parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.checking import sharded
+from ddpcheck.report.data import Difference, Finding, Quantity, Report, Run
+from tests.sample_report import make
+
+
+def _run(excess: float, ratio: float = 0.5, *, name: str = "gradients") -> Run:
+    row = Difference(
+        name="head.weight",
+        step=0,
+        rank=1,
+        abs_diff=0.1,
+        rel_diff=0.5,
+        excess=excess,
+        ratio=ratio,
+    )
+    quantity = Quantity(compared=6, mismatched=1, worst=row, tensors=(row,))
+    run = Run(mode="ddp", world_size=2, verdict="divergent")
+    return dataclasses.replace(run, **{name: quantity})  # type: ignore[arg-type]
+
+
+def _report(run: Run, *findings: Finding) -> Report:
+    return dataclasses.replace(make(), runs=(run,), findings=findings)
+
+
+CAUSE = Finding(slug="loss/sum-reduction", link="loss", runs=(0,), summary="a sum")
+
+
+def test_equal_sharded_run_is_not_run_with_whole_parameters() -> None:
+    equal = Run(mode="ddp", world_size=2, verdict="equivalent")
+    report = dataclasses.replace(_report(equal), verdict="equivalent")
+    assert sharded.explained(report, lambda: 1 / 0) is report  # type: ignore[arg-type, return-value]
+
+
+def test_whole_run_that_differs_alike_gives_its_cause() -> None:
+    whole = _report(_run(2.0001e8), CAUSE)
+    (found,) = sharded.explained(_report(_run(2e8)), lambda: whole).findings
+    assert found.slug == "loss/sum-reduction"
+    assert found.facts == (
+        "found with whole parameters and DistributedDataParallel in place of "
+        "fully_shard: the ranks differ by the same numbers",
+    )
+
+
+def test_whole_run_that_differs_by_other_numbers_leaves_the_cause_unknown() -> None:
+    whole = _report(_run(3e8), CAUSE)
+    (found,) = sharded.explained(_report(_run(2e8)), lambda: whole).findings
+    assert (found.slug, found.link, found.runs) == ("unknown", "reduce", (0,))
+    assert found.facts == (
+        "worst: head.weight in step 1, relative difference 0.5",
+        "every gradient is 0.5 times the single one",
+        "with whole parameters and DistributedDataParallel in place of fully_shard "
+        "the ranks differ by other numbers from the single process",
+    )
+
+
+def test_script_that_fails_with_whole_parameters_has_an_unknown_cause() -> None:
+    report = sharded.explained(_report(_run(2e8, name="weights")), lambda: None)
+    (found,) = report.findings
+    assert (found.slug, found.link) == ("unknown", "update")
+    assert found.facts == (
+        "worst: head.weight in step 1, relative difference 0.5",
+        "with whole parameters the script fails, so no link was probed",
+    )
