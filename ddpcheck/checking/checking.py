@@ -35,7 +35,6 @@ from ddpcheck.checking.plan import Cell
 from ddpcheck.checking.reporting import Made
 from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulated
 from ddpcheck.diagnose.facts import external_state, unlike_numbers
-from ddpcheck.errors import frames, raised
 from ddpcheck.errors.problem import SignalError, UsageError
 from ddpcheck.ranks.pool import Pool, ServerDiedError
 from ddpcheck.report.data import EXIT_SIGNAL, Report
@@ -234,12 +233,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
 
 def _give_up(made: Made, error: Exception) -> None:
     """Reports unexplained runs as unknown, after a failure in the search for causes."""
-    stack = raised.whole_stack(error)
-    message = f"{type(error).__name__}: {raised.text_of(error)}"
-    own = next((f for f in frames.frames(stack) if f.is_own), None)
-    if own is not None:
-        message += f" ({own.short})"
-    made.session.internal[message] = stack
+    made.session.note_own(error)
     found, runs = made.diagnosis.findings, made.runs or []
     explained = {index for finding in found for index in finding.runs}
     rest = [

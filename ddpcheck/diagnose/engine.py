@@ -111,14 +111,18 @@ class _Searches:
             is_known = kind in ("replicas", "server", "ranks")
             if run.verdict == "divergent" and is_known and spec.mode != own.mode:
                 others.setdefault(spec.mode, spec)
-        made = check.make(
-            self.session,
-            search.outcome,
-            [cause.proposal for cause in search.causes],
-            sorted({run.world_size for run in of_ranks}),
-            self.limit,
-            list(others.values()),
-        )
+        try:
+            made = check.make(
+                self.session,
+                search.outcome,
+                [cause.proposal for cause in search.causes],
+                sorted({run.world_size for run in of_ranks}),
+                self.limit,
+                list(others.values()),
+            )
+        except Exception as error:  # noqa: BLE001 (ours: the causes are known)
+            self.session.note_own(error)
+            return found
         if made is None:
             return found
         self.diagnosis.fixed, self.diagnosis.diff = made.file.text, made.diff

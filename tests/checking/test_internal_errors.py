@@ -9,6 +9,7 @@ import pytest
 
 from ddpcheck.checking import checking
 from ddpcheck.diagnose import engine
+from ddpcheck.diagnose.fixed import check
 from ddpcheck.errors import frames
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
@@ -88,6 +89,21 @@ def test_failure_of_the_search_leaves_the_verdict_and_an_unknown_cause(
     assert re.sub(r":\d+", ":N", report.warnings[-1]) == (
         "internal error of ddpcheck, please report it: NameError: name 'Search' is not "
         "defined (engine.py:N in _search)"
+    )
+
+
+def test_failure_to_write_fixed_py_leaves_the_cause_and_its_proof_by_a_run(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(check, "choose")
+    report = _check(pool, tmp_path, "")
+    (finding,) = report.findings
+    assert finding.fix is not None
+    assert (finding.slug, finding.fix.proof) == ("loss/sum-reduction", "intervention")
+    assert report.fixed == ""
+    assert re.sub(r":\d+", ":N", report.warnings[-1]) == (
+        "internal error of ddpcheck, please report it: NameError: name 'choose' is not "
+        "defined (check.py:N in make)"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.compare import space
-from ddpcheck.errors import frames
+from ddpcheck.errors import frames, raised
 from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.ranks import folder
 from ddpcheck.ranks.budget import Budget, cores
@@ -376,6 +376,15 @@ class Session:
         if frame is not None:
             message = stack.rstrip().rpartition("\n")[2]
             self.internal.setdefault(f"{message} ({frame.short})", stack)
+
+    def note_own(self, error: Exception) -> None:
+        """Records a failure of ddpcheck itself in this process."""
+        stack = raised.whole_stack(error)
+        message = f"{type(error).__name__}: {raised.text_of(error)}"
+        own = next((f for f in frames.frames(stack) if f.is_own), None)
+        if own is not None:
+            message += f" ({own.short})"
+        self.internal[message] = stack
 
     def _value(self, outcome: Outcome, seconds: float) -> ReferenceResult:
         if outcome.kind == "done":

@@ -128,7 +128,8 @@ def merge_beside(draft: Draft, wanted: Wanted, names: tuple[str, ...]) -> None:
     _merge(draft, wanted)
     after, of_model = "", ""
     for name in names:
-        root, rest = re.split(r"(?=[.\[])", name, maxsplit=1)
+        root = re.split(r"[.\[]", name, maxsplit=1)[0]
+        rest = name.removeprefix(root)
         held = {"model": "net", "optimizer": "optimizer"}.get(root, f"original.{root}")
         value = held + rest
         line = f"{value} = merged({value})\n"
