@@ -145,6 +145,8 @@ def _check(
     progress(f"recording {script.name} on {world_size} ranks and as one process")
     recordings = _record(pool, script, world_size, options)
     _check_single(script, recordings)
+    if recordings.single.kind == "done":
+        pool.import_more(recordings.single.value.modules)
     faults = recordings.faults()
     known = recordings.known()
     if not known.steps:
@@ -191,7 +193,10 @@ def _opened(script: Script, options: Options, progress: Silent) -> Iterator[Pool
     libraries = scripts.libraries(script)
     while True:
         what = Preload(
-            modules=_MODULES, later=opening.PRELOAD_LATER, libraries=libraries
+            modules=_MODULES,
+            later=opening.PRELOAD_LATER,
+            libraries=libraries,
+            has_spare=True,
         )
         with Pool(what, timeout_s=options.limit_s) as pool:
             pool.device = options.run_device

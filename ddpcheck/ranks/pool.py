@@ -99,6 +99,7 @@ _SERVER_EXIT_S = 0.3
 # For importing torch itself, to which the user's timeout does not apply: 5 s warm, a
 # minute from a cold network file system.
 MODULES_S = 180.0
+_MANY_MODULES = 50  # whose import takes longer than another server's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,8 @@ class Preload:
     `modules`; its result is `server.preload.RESULT` in every rank. The modules of
     `later` are imported after it, unless its result has `needs_later` = False: a user's
     mistake is reported without waiting for them. `libraries` are imported last, as
-    "package" or "package:name"; those that cannot be imported are skipped.
+    "package" or "package:name"; those that cannot be imported are skipped. `has_spare`:
+    whether `Pool.import_more` will be called.
     """
 
     modules: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ class Preload:
     libraries: tuple[str, ...] = ()
     call: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    has_spare: bool = False
 
 
 class Pool:
@@ -146,6 +149,7 @@ class Pool:
         self._server: forkserver.Server | None = None
         self.unfit = ""  # the library after whose import forking is unsafe
         self._clean: forkserver.Server | None = None  # see fresh
+        self._spare: forkserver.Server | None = None  # see import_more
         self._folder: Folder | None = None
         if outer is None:
             self._folder = Folder()
@@ -168,6 +172,7 @@ class Pool:
             "libraries": list(self._what.libraries),
             "call": self._what.call,
             "arguments": self._what.arguments,
+            "has_spare": self._what.has_spare,
             "search": [*map(str, sys.path), *forkserver.working_folder()],
             "is_safe": preload.SAFE_PATH in os.environ,
         }
@@ -269,7 +274,7 @@ class Pool:
         made = Pool(self._what, timeout_s=self.timeout_s, outer=self)
         made.device = self.device
         if self._what.call is None:  # the server itself has imported no user code
-            made._server = self._server
+            made._server, made._spare = self._server, self._spare
             return made
         if self._clean is None:
             try:
@@ -279,6 +284,23 @@ class Pool:
                 raise ServerDiedError(message) from error
         made._server = self._clean
         return made
+
+    def import_more(self, names: Sequence[str]) -> None:
+        """Makes later crews forks of a server that has imported these modules, too.
+
+        What a script imports late, or a library when it is first used, each rank would
+        import anew. Modules that cannot be imported, or after whose import forking is
+        unsafe, are left to the ranks, and so are a few.
+        """
+        path = self.folder / preload.INSTALLED_FILE
+        if self._spare is not None or not path.exists():
+            return
+        imported = json.loads(path.read_text(encoding="utf-8"))
+        if len(set(names) - set(imported)) < _MANY_MODULES:
+            return
+        path.write_text(json.dumps(list(names)), encoding="utf-8")
+        with contextlib.suppress(OSError, ValueError):
+            self._spare = forkserver.Server.woken(self.folder, MODULES_S)
 
     def _ranks(self, world_size: int, crew: str) -> list[Rank]:
         """Starts the ranks of a crew, on this machine or on those of the group."""
@@ -313,7 +335,7 @@ class Pool:
         if not self._server.is_alive():
             raise ServerDiedError
         try:
-            return LocalRank(self._server, seat)
+            return LocalRank(self._spare or self._server, seat)
         except (EOFError, OSError) as error:
             # A server that cannot fork exits and leaves no log. It may exit before or
             # after it has read the whole request.
@@ -421,10 +443,10 @@ class Pool:
         self._crews.clear()
         if self._folder is None:
             return  # all else is the outer pool's
-        for server in (self._server, self._clean):
+        for server in (self._spare, self._server, self._clean):
             if server is not None:
                 server.stop()
-        self._clean = self._server = None
+        self._clean = self._server = self._spare = None
         self._folder.remove()
         atexit.unregister(self.close)  # last: a signal may break off what is above
 

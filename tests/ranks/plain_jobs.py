@@ -71,3 +71,9 @@ def pauses_then_works(context: Context, *, pause_s: float, work_s: float) -> str
         time.sleep(pause_s)
     time.sleep(work_s)
     return "done"
+
+
+def imported(context: Context, *, prefix: str) -> list[str]:
+    """Returns the names of this process's modules with a prefix."""
+    del context
+    return sorted(name for name in sys.modules if name.startswith(prefix))

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -315,3 +316,38 @@ def test_standstill_of_the_machine_is_no_time_of_the_jobs(
         monkeypatch.setattr("ddpcheck.ranks.pool.wait", wait_late)
         (outcome,) = pool.run(job, SOLO)
     assert outcome.kind == "done"
+
+
+@pytest.mark.parametrize(
+    ("last", "imported"),
+    [
+        ("", [f"later{i:02}" for i in range(60)]),
+        ("raise ImportError", [f"later{i:02}" for i in range(59)]),
+        (
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            [],
+        ),
+    ],
+    ids=["imports", "passes-over", "threads"],
+)
+def test_modules_of_a_recording_are_imported_once_for_all_later_ranks(
+    last: str, imported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"later{i:02}" for i in range(60)]
+    for name in names:
+        source = last if name == names[-1] else ""
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    job = Job(function="tests.ranks.plain_jobs:imported", arguments={"prefix": "later"})
+    with Pool(Preload(has_spare=True)) as pool:
+        pool.wait_for_imports()
+        assert _values(pool.run(job, SOLO)) == [[]]
+        pool.import_more(names[:5])  # not worth another server
+        pool.retire(SOLO)
+        assert _values(pool.run(job, SOLO)) == [[]]
+        pool.import_more(names)
+        pool.retire(SOLO)
+        assert _values(pool.run(job, SOLO)) == [imported]
+        with pool.fresh() as fresh:
+            assert _values(fresh.run(job, SOLO)) == [imported]

@@ -84,7 +84,7 @@ def main(settings: dict[str, Any]) -> None:
     gc.disable()  # 10 % of the time of importing torch goes to collections
     status = _import_all(settings)
     _prepare_forks()
-    (folder / INSTALLED_FILE).write_text(json.dumps(_installed()), encoding="utf-8")
+    (folder / INSTALLED_FILE).write_text(json.dumps(installed()), encoding="utf-8")
     part = folder / (STATUS_FILE + ".part")
     part.write_text(json.dumps(status), encoding="utf-8")
     part.rename(folder / STATUS_FILE)
@@ -100,7 +100,7 @@ def _prepare_forks() -> None:
     gc.freeze()
 
 
-def _installed() -> list[str]:
+def installed() -> list[str]:
     """Returns the modules that are no user code, in the order of their import."""
     files = {
         name: getattr(module, "__dict__", {}).get("__file__")
@@ -110,7 +110,7 @@ def _installed() -> list[str]:
 
 
 def _fork_spare(settings: dict[str, Any]) -> None:
-    """Forks a server for ranks in which no user code has run, before any has.
+    """Forks a server that has imported what this one has until now, and no user code.
 
     It waits for `forkserver.Server.woken`, or for the end of this process.
     """
@@ -144,6 +144,8 @@ def _serve_spare(
             if name not in sys.modules:
                 with contextlib.suppress(Exception, SystemExit):
                     _import([name], settings["folder"])
+                if _is_unfit():
+                    return
         _prepare_forks()
         connection.sendall(str(os.getpid()).encode())
     forkserver.main(listener.detach(), alive, [])
@@ -177,6 +179,8 @@ def _import_all(settings: dict[str, Any]) -> dict[str, Any]:
         if getattr(RESULT, "needs_later", True):
             _import(settings["later"], settings["folder"])
         unfit = _import_libraries(settings["libraries"], settings["folder"])
+        if settings["has_spare"] and not unfit:
+            _fork_spare(settings)
     except Exception as error:  # noqa: BLE001 (the parent reports it)
         return {"error": raised.whole_stack(error), "unfit": ""}
     return {"error": None, "unfit": unfit}
@@ -190,9 +194,14 @@ def _import_libraries(modules: list[str], folder: str) -> str:
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
             _import([name], folder)
-        if _count_threads() > 1 or _has_opened_a_gpu():
+        if _is_unfit():
             return name
     return ""
+
+
+def _is_unfit() -> bool:
+    """Returns whether forks of this process would be unsafe."""
+    return _count_threads() > 1 or _has_opened_a_gpu()
 
 
 def _import(modules: list[str], folder: str) -> None:

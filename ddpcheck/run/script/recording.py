@@ -16,6 +16,7 @@ import torch
 
 from ddpcheck.compare import tree
 from ddpcheck.ranks import sharing
+from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.script.calls import LOADER, Calls, signature
@@ -39,7 +40,8 @@ class Recorded:
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
     loader, or ddpcheck.global_batch, gave the data; `shards`: whether `fully_shard` was
-    called. `seconds` of the recorded steps.
+    called. `seconds` of the recorded steps. `modules`: what it has imported that is no
+    user code.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Recorded:
     draws: bool
     shards: bool
     seconds: float
+    modules: tuple[str, ...]
 
 
 def record(context: Context, *, script: Script, folder: str, steps: int) -> Recorded:
@@ -106,6 +109,7 @@ class _Recording:
             draws=self.draws,
             shards=driver.shards,
             seconds=self.seconds or time.perf_counter() - self.started,
+            modules=tuple(preload.installed()),
         )
 
     @property

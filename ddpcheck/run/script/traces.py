@@ -27,6 +27,7 @@ import json
 import os
 import stat
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -73,6 +74,10 @@ _IN_HOME = (".cache", ".triton", ".nv", ".config/matplotlib")
 _ASKS = "asks_ddpcheck"  # a function that is wrapped already
 _OF_SQLITE = ("", "-journal", "-wal", "-shm")
 _SYSTEM = ("/dev", "/proc", "/sys", "/var/tmp")  # noqa: S108 (scripts use it)
+# Folders of installed packages, in which a script makes nothing that it looks for.
+_INSTALLED = tuple(
+    {f"{sysconfig.get_path(n)}/" for n in ("stdlib", "purelib", "platlib")}
+)
 # Functions that open files outside of Python: module, name, place of the path.
 _WRITERS = (
     ("torch", "save", 1, "f"),
@@ -487,6 +492,8 @@ def _read_only(connect: Function) -> Function:
 def _is_hidden(path: Any, folder: Any = None) -> bool:
     if _keeper is None or getattr(_within_hook, "is_on", False):
         return False
+    if isinstance(path, str) and path.startswith(_INSTALLED):
+        return False  # imports ask for each file
     with _unwatched():
         named = _named(path, -1 if folder is None else folder)
         return named is not None and _keeper.is_hidden(named)
