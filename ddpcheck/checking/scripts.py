@@ -58,6 +58,8 @@ _MODULES = (
     "ddpcheck.run.script.recording",
     "ddpcheck.run.script.as_target",
 )
+# Ranks that part from each other within so many are followed to there.
+_MOST_STEPS = 100
 _SLUGS = {"raised": "sync/rank-raised", "died": "sync/rank-died"}
 
 
@@ -145,6 +147,13 @@ def _check(
     progress(f"recording {script.name} on {world_size} ranks and as one process")
     recordings = _record(pool, script, world_size, options)
     _check_single(script, recordings)
+    parting = recordings.parting()
+    if parting is not None and options.steps <= parting < _MOST_STEPS:
+        # The ranks are one model in the steps that are asked for, and not later on.
+        progress(f"recording {parting + 1} steps of {script.name}")
+        longer = dataclasses.replace(options, steps=parting + 1)
+        recordings = _record(pool, script, world_size, longer)
+        _check_single(script, recordings)
     if recordings.single.kind == "done":
         pool.import_more(recordings.single.value.modules)
     faults = recordings.faults()
@@ -262,6 +271,20 @@ class Recordings:
             for fault in assemble.faults_of(outcome)
         ]
 
+    def parting(self) -> int | None:
+        """Returns the first step (from 0) whose update makes the ranks differ.
+
+        None where they never do, or do from the first update on.
+        """
+        updates = [
+            [e for e in o.progress if isinstance(e, Updated)] for o in self.ranks
+        ]
+        agree = [
+            len({update.weights for update in each}) == 1
+            for each in zip(*updates, strict=False)
+        ]
+        return agree.index(False) if agree[:1] == [True] and False in agree else None
+
     def _split(self) -> int:
         ranks, single = _batches(self.ranks[0]), _batches(self.single)
         step = 1 if 1 in ranks and 1 in single else 0
@@ -308,7 +331,7 @@ def _record(
     pool: Pool, script: Script, world_size: int, options: Options
 ) -> Recordings:
     """Runs the ranks, and one process, side by side, and records them."""
-    folder = pool.folder / f"script{world_size}"
+    folder = pool.folder / f"script{world_size}-{options.steps}"
     single = folder / "alone"
     single.mkdir(parents=True)
     jobs = [

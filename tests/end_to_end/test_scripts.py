@@ -409,6 +409,25 @@ def test_accepted_uneven_batches_cover_the_ranks_that_wait(terminal: Terminal) -
     assert "accept: data/sampler-epoch was accepted but not found" in checked.shown
 
 
+PLATEAU = """
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+for epoch in range(3):
+    for x, y in loader_of(data):
+        update(x, y)
+    scheduler.step(-epoch * RANK)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_part_after_the_steps_of_the_check_are_followed(
+    terminal: Terminal,
+) -> None:
+    checked = _check(terminal, _script(terminal, PLATEAU))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "sync/control-desync"
+    assert "SGD, 17 steps; " in checked.ended.stdout
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

@@ -64,9 +64,11 @@ class Updated:
 
     A scheduler that is stepped before the next draw has changed them. `rows`: the
     lengths of what the wrapped model was given, call by call; () where none is wrapped.
+    `weights`: a digest of what the optimizers train, "" where ranks hold parts of it.
     """
 
     step: int
     updates: int
     groups: tuple[tuple[Group, ...], ...]
     rows: tuple[int, ...] = ()
+    weights: str = ""

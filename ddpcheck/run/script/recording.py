@@ -5,6 +5,7 @@ The first runs of a check: the ranks' draws become the batches of all later runs
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import time
 from dataclasses import dataclass
@@ -27,9 +28,14 @@ from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
 
 # After the steps that are checked, a script goes on until it has begun as many passes,
-# or as many seconds have gone: the order of samples shows over several of them.
+# or as many seconds have gone: the order of samples shows over several of them. One
+# whose passes are short goes on for a while: a decision to stop, or to lower a learning
+# rate, comes late.
 _PASSES = 3
 _LEAST_MORE_S = 2.0
+_SHORT_S = 1.0
+# Of more weights, a digest has a part.
+_MOST_NUMBERS = 4_000_000
 _POLL_S = 0.002
 
 
@@ -136,6 +142,7 @@ class _Recording:
                 updates=driver.updates,
                 groups=_groups(driver),
                 rows=tuple(self.rows),
+                weights=_weights(driver),
             )
         )
         self.rows.clear()
@@ -151,8 +158,9 @@ class _Recording:
         """
         if not self.rank:
             more_s = max(_LEAST_MORE_S, self.seconds)
-            is_late = time.perf_counter() - self.started > self.seconds + more_s
-            goes_on = self.recorder.turns < _PASSES and not is_late
+            more = time.perf_counter() - self.started - self.seconds
+            wants_more = self.recorder.turns < _PASSES or more < _SHORT_S
+            goes_on = wants_more and more <= more_s
             self._decide(step, goes_on=goes_on)
             return goes_on
         while True:
@@ -171,6 +179,20 @@ def _decision(folder: Path, step: int, *, goes_on: bool) -> Path:
 
 def _groups(driver: Driver) -> tuple[tuple[Group, ...], ...]:
     return tuple(tuple(group_numbers(optimizer)) for optimizer in driver.optimizers)
+
+
+def _weights(driver: Driver) -> str:
+    """Returns a digest of the parameters that are trained; see Updated."""
+    groups = [group for one in driver.optimizers for group in one.param_groups]
+    trained = list({id(p): p for group in groups for p in group["params"]}.values())
+    if any(hasattr(parameter, "to_local") for parameter in trained):
+        return ""
+    stride = 1 + sum(p.numel() for p in trained) // _MOST_NUMBERS
+    whole = hashlib.sha1(usedforsecurity=False)
+    for parameter in trained:
+        own = parameter.detach().reshape(-1)[::stride].cpu().contiguous()
+        whole.update(own.view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:16]
 
 
 def step_file(folder: Path, rank: int, step: int) -> Path:
