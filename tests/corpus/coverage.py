@@ -1,6 +1,7 @@
-"""Chooses the programs of the corpus that every run of the tests checks.
+"""Chooses the programs of the corpus that ranks check in every run of the tests.
 
-They are few. Together with the examples of the rules' pages, which every run checks as
+The recorded cases of all are replayed in every run; here ranks answer. In the quick
+tests they check few programs. Together with the examples of the rules' pages, which every run checks as
 well, they have
 
 - every slug,
@@ -8,6 +9,9 @@ well, they have
 - both verdicts; and of what is sound every function of torch.distributed, every method
   and argument of DistributedDataParallel, and every class and function of torch.nn that
   any sound program uses.
+
+`.ci/run` checks all sound ones as well, and of the broken so many that each list of
+slugs, and each intervention beside each slug, is in one. The rest is for a release.
 
 Slugs and verdicts stand in the headers. What proves a cause, and how many jobs a check
 gives its ranks, is in coverage.json, as a run of all found it:
@@ -110,16 +114,36 @@ def quick() -> frozenset[str]:
     find: this one is near it.
     """
     runnable = [p for p in programs().values() if not (p.slow or p.needs[1])]
-    left = {p.name: covers(p) for p in runnable}
+    return _chosen({p.name: covers(p) for p in runnable}, covered_by_pages())
+
+
+@functools.cache
+def in_ci() -> frozenset[str]:
+    """Returns the names of the programs that `.ci/run` checks."""
+    runnable = [p for p in programs().values() if not p.needs[1]]
+    left = {p.name: pairs(p) for p in runnable if p.findings}
+    sound = {p.name for p in runnable if not p.findings}
+    return _chosen(left, set()) | sound | quick()
+
+
+def pairs(program: Program) -> set[str]:
+    """Returns the slugs of a program in their order, and each with what proves it."""
+    row = table().get(program.name, Row())
+    found = {f"{slug} by {name}" for slug in program.slugs for name in row.interventions}
+    return found | {", ".join(program.slugs)}
+
+
+def _chosen(left: dict[str, set[str]], covered: set[str]) -> frozenset[str]:
+    """Returns names that together have all that is not covered already."""
     jobs = {name: table().get(name, Row()).jobs for name in left}
-    missing = set().union(*left.values()) - covered_by_pages()
+    missing = set().union(*left.values()) - covered
     chosen: list[str] = []
     while missing:
         best = max(left, key=lambda n: (len(left[n] & missing) / jobs[n], n))
         missing -= left[best]
         chosen.append(best)
     for name in sorted(chosen, key=lambda n: (-jobs[n], n)):
-        others = covered_by_pages().union(*(left[n] for n in chosen if n != name))
+        others = covered.union(*(left[n] for n in chosen if n != name))
         if left[name] <= others:
             chosen.remove(name)
     return frozenset(chosen)

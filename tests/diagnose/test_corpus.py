@@ -1,9 +1,10 @@
 """Every program of the corpus yields what its header says, and nothing else.
 
-Those without the mark `corpus` are chosen by what they cover. With the examples of the
-pages (test_rules) that is every slug, every intervention that proves a cause, both
-verdicts, and of what is sound every function and class of torch.distributed, of its
-wrapper and of torch.nn that a program uses: see tests/corpus/coverage.py.
+Those without the marks `corpus` and `release` are chosen by what they cover. With the
+examples of the pages (test_rules) that is every slug, every intervention that proves a
+cause, both verdicts, and of what is sound every function and class of
+torch.distributed, of its wrapper and of torch.nn that a program uses: see
+tests/corpus/coverage.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from tests.diagnose.test_rules import HANGS, skip_below
 def _marks(program: Program) -> list[pytest.MarkDecorator]:
     if program.slow:
         return [pytest.mark.slow]
-    return [] if program.name in coverage.quick() else [pytest.mark.corpus]
+    if program.name in coverage.quick():
+        return []
+    is_in_ci = program.name in coverage.in_ci()
+    return [pytest.mark.corpus if is_in_ci else pytest.mark.release]
 
 
 ALL = [pytest.param(p, id=p.name, marks=_marks(p)) for p in programs().values()]

@@ -170,6 +170,19 @@ def test_every_run_checks_what_sound_programs_use() -> None:
     assert used - _exercised() == set()
 
 
+def test_ci_checks_each_list_of_slugs_each_proof_beside_its_slug_and_all_sound() -> (
+    None
+):
+    chosen = coverage.in_ci()
+    runnable = [p for p in programs().values() if not p.needs[1]]
+    assert {p.name for p in runnable if not p.findings} <= chosen
+    checked = set().union(*(coverage.pairs(programs()[name]) for name in chosen))
+    known = set().union(*(coverage.pairs(p) for p in runnable if p.findings))
+    assert len(known) > 250
+    assert known - checked == set()
+    assert coverage.quick() < chosen < set(programs())
+
+
 def test_no_chosen_program_is_superfluous() -> None:
     chosen = {n: coverage.covers(programs()[n]) for n in coverage.quick()}
     for name, covered in chosen.items():
