@@ -80,6 +80,8 @@ class Settings(TypedDict, total=False):
     seed: int
     allow_writes: bool
     cuda_as_cpu: bool
+    resume_at: int | None
+    resume_args: str | None
 
 
 _UNPACK = "ddpcheck.target.target:unpack"
@@ -308,6 +310,8 @@ def check(
             seed         of every run, 0
             allow_writes  True: the script may change files that existed before
             cuda_as_cpu  True: a script that asks for CUDA runs on the CPU
+            resume_at    a script is stopped after this update and started again
+            resume_args  its further arguments then, "--resume last.pt"
 
     Raises:
         UsageError: an argument is wrong; a ValueError.

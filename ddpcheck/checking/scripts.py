@@ -20,6 +20,7 @@ from ddpcheck.checking import (
     checking,
     opening,
     reporting,
+    resuming,
     script_verdicts,
     sharded,
 )
@@ -57,6 +58,7 @@ _MODULES = (
     *opening.PRELOAD_FIRST,
     "ddpcheck.run.script.recording",
     "ddpcheck.run.script.as_target",
+    "ddpcheck.run.script.resuming",
 )
 # Ranks that part from each other within so many are followed to there.
 _MOST_STEPS = 100
@@ -144,6 +146,8 @@ def _sizes(report: Report) -> set[int]:
 def _check(
     pool: Pool, script: Script, world_size: int, options: Options, progress: Silent
 ) -> Report:
+    if options.resume_at is not None:
+        return resuming.check(pool, script, world_size, options, progress)
     progress(f"recording {script.name} on {world_size} ranks and as one process")
     recordings = _record(pool, script, world_size, options)
     _check_single(script, recordings)

@@ -318,6 +318,7 @@ class Row:
 
 
 DATA = "data"  # the mode of the run that stands for what a script's ranks drew
+RESUME = "resume"  # of the run that stands for a script that was started again
 PartName = Literal["gradient", "update", "data"]
 
 

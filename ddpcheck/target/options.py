@@ -418,6 +418,31 @@ SETTINGS = (
         switch=True,
         read=_yes_or_no,
     ),
+    Setting(
+        name="resume_at",
+        section="scripts",
+        help="stop after update K, start the script again, and\n"
+        "compare it with the run that went on",
+        metavar="K",
+        expected="a whole number from 1",
+        example="2",
+        python="2",
+        places=("plugin", "api"),
+        of="scripts",
+        read=lambda value: _whole(value, 1),
+    ),
+    Setting(
+        name="resume_args",
+        section="scripts",
+        help="further arguments of the script when it resumes",
+        metavar="ARGS",
+        expected="text",
+        example='"--resume last.pt"',
+        python='"--resume last.pt"',
+        places=("plugin", "api"),
+        of="scripts",
+        read=_text,
+    ),
 )
 
 # What a target file defines, and its form as --help prints it.
@@ -448,6 +473,7 @@ class Options:
     `max_memory` in GiB. `timeout_s` is the bound of every run where it was chosen: a
     run that needs more gets more only by default. `allow_writes`: a script may change
     files that existed before. `cuda_as_cpu`: it runs on the CPU where it asks for CUDA.
+    `resume_at`: it is stopped after this update and started again, with `resume_args`.
     """
 
     world_sizes: tuple[int, ...] | None = None
@@ -468,6 +494,8 @@ class Options:
     seed: int = 0
     allow_writes: bool = False
     cuda_as_cpu: bool = False
+    resume_at: int | None = None
+    resume_args: str | None = None
     project: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -53,7 +53,7 @@ class Script:
     the script's own; "{world_size}" in one of them is replaced in each run. `folder` is
     the working folder of the script. `allows_writes`: it may change files and folders
     that existed before the check. `cuda_as_cpu`: it runs on the CPU where it asks for
-    CUDA.
+    CUDA. Runs of the same name in `shares` see each other's files; others do not.
     """
 
     path: str = ""
@@ -62,6 +62,7 @@ class Script:
     folder: str = ""
     allows_writes: bool = False
     cuda_as_cpu: bool = False
+    shares: str = ""
 
     @property
     def name(self) -> str:

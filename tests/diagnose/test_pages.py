@@ -14,7 +14,7 @@ from ddpcheck.diagnose.registry import (
     RULES,
     SERVER_RULES,
 )
-from ddpcheck.diagnose.script_data import judge
+from ddpcheck.diagnose.script_data import judge, resumed
 from ddpcheck.report.pages import pages
 
 UNWRITTEN = "something is left to be written"
@@ -22,12 +22,13 @@ _MAX_CODE = 15  # lines
 _MAX_WIDTH = 88  # a page is read on terminals
 DETECTORS = sorted(Path(rules.__path__[0]).glob("*.py"))
 _OF_DATA_PARALLEL = (*DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
+OF_SCRIPTS = (*judge.SLUGS, *resumed.SLUGS)
 SLUGS = list(
     dict.fromkeys(
         [*(rule.SLUG for rule in RULES), *FAULT_RULE.SLUGS]
         + [rule.SLUG for rule in SERVER_RULES]
         + [rule.SLUG for rule in _OF_DATA_PARALLEL]
-        + [*judge.SLUGS]
+        + [*OF_SCRIPTS]
     )
 )
 
@@ -62,7 +63,7 @@ def faults(text: str) -> list[str]:
 def test_registry_and_files_are_the_same_rules() -> None:
     assert sorted(SLUGS) == list(pages.rule_slugs())
     every = {id(rule) for rule in (*RULES, *SERVER_RULES, *_OF_DATA_PARALLEL)}
-    assert len(every) + len(FAULT_RULE.SLUGS) + len(judge.SLUGS) == len(SLUGS)
+    assert len(every) + len(FAULT_RULE.SLUGS) + len(OF_SCRIPTS) == len(SLUGS)
 
 
 @pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)

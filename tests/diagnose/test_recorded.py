@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.diagnose.script_data import judge
 from ddpcheck.report.pages import pages
 from ddpcheck.target.options import Options
 from tests.corpus.programs import Program, programs
 from tests.diagnose import recorded
+from tests.diagnose.test_pages import OF_SCRIPTS
 from tests.diagnose.test_rules import RAISES, UNVERIFIED, modes_of
 
 pytestmark = pytest.mark.usefixtures("no_script")
 PROGRAMS = [p for p in programs().values() if p.findings]
-NO_TARGETS = {*RAISES, *judge.SLUGS}  # their examples are not checked as targets
+NO_TARGETS = {*RAISES, *OF_SCRIPTS}  # their examples are not checked as targets
 PAGES = [slug for slug in pages.rule_slugs() if slug not in NO_TARGETS]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.checking import checking
-from ddpcheck.diagnose.script_data import judge
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.report.pages import pages
@@ -17,10 +16,11 @@ from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 from tests.corpus import coverage
 from tests.diagnose import recorded
+from tests.diagnose.test_pages import OF_SCRIPTS
 from tests.diagnose.test_pages import SLUGS as EVERY
 
 # The examples of the others are scripts: test_script_pages.py.
-SLUGS = [slug for slug in EVERY if slug not in judge.SLUGS]
+SLUGS = [slug for slug in EVERY if slug not in OF_SCRIPTS]
 # Their examples raise under DataParallel.
 RAISES = ("dp/scatter-semantics", "dp/variable-length-gather")
 # No run can prove these: what would end the fault would end any of its kind, or what

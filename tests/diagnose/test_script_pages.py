@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpcheck.checking import opening
-from ddpcheck.diagnose.script_data import judge
+from ddpcheck.checking import opening, resuming
+from ddpcheck.diagnose.script_data import judge, resumed
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO, Pool, Preload
 from ddpcheck.report.pages import pages
+from ddpcheck.report.progress import Silent
+from ddpcheck.target.options import Options
 from ddpcheck.target.script import script
 
 pytestmark = pytest.mark.slow
@@ -60,15 +63,44 @@ def test_example_yields_its_finding(slug: str, own_pool: Pool, tmp_path: Path) -
     assert [one.slug for one in found] == [slug]
 
 
-@pytest.mark.parametrize("slug", judge.SLUGS)
-def test_fixed_line_yields_no_finding(
-    slug: str, own_pool: Pool, tmp_path: Path
-) -> None:
+def _mended(slug: str) -> list[str]:
+    """Returns the example of a page with its fixed line."""
     parts = pages.sections(pages.page(slug))
     (fixed,) = _code(parts["Fix"])
     name = fixed.partition(" = ")[0] + " = "
     example = _code(parts["Example"])
     mended = [fixed if line.startswith(name) else line for line in example]
     assert mended != example
+    return mended
+
+
+def _resumed(pool: Pool, path: Path, source: list[str]) -> list[str]:
+    """Returns the slugs of a script that is resumed after two updates."""
+    path.write_text("\n".join(source), encoding="utf-8")
+    started = dataclasses.replace(script(str(path), ()), folder=str(path.parent))
+    report = resuming.check(pool, started, 2, Options(resume_at=2), Silent())
+    return [finding.slug for finding in report.findings]
+
+
+@pytest.mark.parametrize("slug", resumed.SLUGS)
+def test_example_that_resumes_yields_its_finding(
+    slug: str, own_pool: Pool, tmp_path: Path
+) -> None:
+    example = _code(pages.sections(pages.page(slug))["Example"])
+    assert _resumed(own_pool, tmp_path / "train.py", example) == [slug]
+
+
+@pytest.mark.parametrize("slug", resumed.SLUGS)
+def test_fixed_line_of_a_resume_yields_no_finding(
+    slug: str, own_pool: Pool, tmp_path: Path
+) -> None:
+    assert _resumed(own_pool, tmp_path / "train.py", _mended(slug)) == []
+
+
+@pytest.mark.parametrize("slug", judge.SLUGS)
+def test_fixed_line_yields_no_finding(
+    slug: str, own_pool: Pool, tmp_path: Path
+) -> None:
+    mended = _mended(slug)
     events = _recorded(own_pool, tmp_path / "train.py", "\n".join(mended))
     assert judge.findings(*events, finished=True) == []

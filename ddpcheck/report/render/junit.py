@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import DATA, Report
+from ddpcheck.report.data import DATA, RESUME, Report
 from ddpcheck.report.render import divergence, status, wording
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -14,6 +14,11 @@ _TAGS: dict[status.Status, str] = {
     "divergent": "failure",
     "not-checked": "error",
     "accepted": "skipped",
+}
+
+_COUNTS = {  # in which what is compared is no tensor
+    DATA: "the samples of the ranks",
+    RESUME: "the resumed run",
 }
 
 
@@ -93,7 +98,7 @@ def _message(report: Report, index: int) -> str:
     if run.faults and not mismatched:
         counts = "failed on ranks"
     elif not compared:
-        counts = "the samples of the ranks" if run.mode == DATA else "ranks differ"
+        counts = _COUNTS.get(run.mode, "ranks differ")
     return f"{counts}: {', '.join(slugs) or 'cause unknown'}"
 
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpcheck.errors import frames, raised
-from ddpcheck.report.data import Control, Difference, Fault, Finding, Fix, Report, Run
+from ddpcheck.report.data import (
+    RESUME,
+    Control,
+    Difference,
+    Fault,
+    Finding,
+    Fix,
+    Report,
+    Run,
+)
 from ddpcheck.report.render import numbers, status
 
 _MAX_NAMED_RUNS = 3
@@ -217,6 +226,8 @@ def verdict_sentence(report: Report) -> str:
 
 def reference(report: Report) -> str:
     """Returns the reference in words, with the micro-batches that it trains on."""
+    if any(run.mode == RESUME for run in report.runs):
+        return "the same ranks, not stopped"
     count = report.target.backwards
     if count < 2:  # noqa: PLR2004
         return "single process"

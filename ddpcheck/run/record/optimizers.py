@@ -220,13 +220,13 @@ def numbers(optimizer: Any, named: Mapping[str, Tensor]) -> Numbers:
         if not isinstance(kept, Mapping):
             continue
         for key, value in kept.items():
-            flat = _elements(value)
+            flat = elements(value)
             if flat is not None:
                 found.setdefault(str(key), {})[name] = flat
     return found
 
 
-def _elements(value: Any) -> Tensor | None:
+def elements(value: Any) -> Tensor | None:
     """Returns some elements of a tensor, or a number, None for anything else."""
     if isinstance(value, int | float):
         return torch.tensor([float(value)], dtype=torch.float64, device="cpu")

@@ -8,6 +8,7 @@ in the same thread, and goes on when it is resumed. It stops
 - before it draws a batch, if it has updated weights since the last stop: here a step
   ends. Loaders that fetch ahead draw the next batch before they hand out this one, so
   batches are known by their number, never by when they are drawn;
+- before an update, where a recording asks for it;
 - at its end.
 
 A script that is not resumed any more stays where it is: its process ends without it.
@@ -36,7 +37,7 @@ from ddpcheck.run.process import isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, sharded, traces
 from ddpcheck.target.script import Script
 
-Stop = Literal["wrapping", "wrapped", "draw", "ended"]
+Stop = Literal["wrapping", "wrapped", "draw", "update", "ended"]
 
 # Of a script that seeds nothing itself: rank 0 draws as a single process does.
 _SEED = 0
@@ -153,7 +154,7 @@ class Driver:
         size = self.seat.world_size
         return traces.watched(
             self.seat.folder,
-            preload.CREW if size else f"single-{os.getpid()}",
+            script.shares or (preload.CREW if size else f"single-{os.getpid()}"),
             own,
             allows_writes=script.allows_writes,
         )

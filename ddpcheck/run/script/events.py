@@ -58,6 +58,29 @@ class Passed:
     batches: int
 
 
+# By name: some elements of each tensor, evenly spaced.
+Elements = dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The state of a training after `step` updates, when the next one begins.
+
+    `gradients` are those of the next update. `state`: of the optimizers, by optimizer,
+    key and parameter; `groups`: the numbers of their groups. `random`: a digest of the
+    states of all generators. `ended`: no update follows, the script has ended.
+    """
+
+    step: int
+    ended: bool
+    weights: Elements
+    buffers: Elements
+    gradients: Elements
+    state: Elements
+    groups: tuple[tuple[Group, ...], ...]
+    random: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
     """One step: the numbers of each optimizer's groups after it, and its updates.

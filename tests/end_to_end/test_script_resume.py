@@ -1,0 +1,121 @@
+"""`ddpcheck run --resume-at`: a script is stopped, started again, and compared."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.conftest import Terminal
+
+SCRIPT = """\
+import argparse
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+parser.add_argument("--forget", nargs="*", default=[])
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(6, 3))
+parts = {"model": model.module, "optimizer": torch.optim.Adam(model.parameters())}
+parts["scheduler"] = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 3, 0.5)
+data = TensorDataset(torch.randn(32, 6))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 8 // dist.get_world_size(), sampler=sampler)
+done = 0
+if args.resume:
+    saved = torch.load(args.resume)
+    for name, part in parts.items():
+        if name not in args.forget:
+            part.load_state_dict(saved[name])
+    done = 0 if "sampler" in args.forget else saved["done"]
+first, skip = divmod(done, len(loader))
+for epoch in range(first, 4):
+    sampler.set_epoch(epoch)
+    for number, (x,) in enumerate(loader):
+        if epoch == first and number < skip:
+            continue
+        parts["optimizer"].zero_grad()
+        (model(x) - x[:, :3]).square().mean().backward()
+        parts["optimizer"].step()
+        parts["scheduler"].step()
+        done += 1
+        if dist.get_rank() == 0:
+            states = {name: part.state_dict() for name, part in parts.items()}
+            torch.save({**states, "done": done}, "last.pt")
+dist.destroy_process_group()
+"""
+RESUME = ("run", "--resume-at", "5", "--resume-args=--resume last.pt")
+OUTPUT = ("--json", "report.json", "--report-dir", "reports")
+
+
+def _findings(terminal: Terminal, *forgets: str) -> list[tuple[str, list[str]]]:
+    """Returns slug and facts of the findings on a script that forgets something."""
+    name = terminal.write(SCRIPT, "train.py")
+    ended = terminal.run(*RESUME, *OUTPUT, name, "--forget", *forgets)
+    assert ended.exit_code == (1 if forgets else 0), ended.stdout + ended.stderr
+    report = json.loads((terminal.folder / "report.json").read_text(encoding="utf-8"))
+    assert not (terminal.folder / "last.pt").exists()
+    return [(found["slug"], found["facts"]) for found in report["findings"]]
+
+
+def test_script_that_resumes_is_equivalent(terminal: Terminal) -> None:
+    assert _findings(terminal) == []
+
+
+@pytest.mark.slow
+def test_script_that_forgets_the_optimizer_is_divergent(terminal: Terminal) -> None:
+    assert _findings(terminal, "optimizer", "scheduler") == [
+        (
+            "state/lost-at-resume",
+            [
+                "all ranks: 6 of 6 numbers of the optimizer are missing: step of "
+                "weight, step of bias, exp_avg of weight and 3 more",
+                "all ranks: lr of update 6 is 0.001, in the run that went on 0.0005",
+            ],
+        )
+    ]
+
+
+@pytest.mark.slow
+def test_script_that_begins_its_epochs_anew_is_divergent(terminal: Terminal) -> None:
+    assert _findings(terminal, "sampler") == [
+        (
+            "data/resume-order",
+            [
+                "all ranks: update 6 draws other samples: those of update 1 of the run "
+                "that went on"
+            ],
+        )
+    ]
+
+
+@pytest.mark.slow
+def test_script_that_does_not_resume_is_refused(terminal: Terminal) -> None:
+    name = terminal.write(SCRIPT, "train.py")
+    ended = terminal.run("run", "--resume-at", "2", name)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "ddpcheck: train.py does not go on from update 2 when it is started again "
+        "[script-not-resumed]\n"
+        "  expected   a script that has saved its training by then, and resumes from "
+        "that\n"
+        "  found      its weights are those before the first update; until then it "
+        "made last.pt\n"
+        "  fix        name the arguments with which it resumes: "
+        '--resume-args="--resume FILE"; or a later --resume-at\n'
+        "  more       ddpcheck --explain script-not-resumed\n"
+    )
+
+
+@pytest.mark.slow
+def test_update_after_the_end_of_the_script_is_refused(terminal: Terminal) -> None:
+    ended = terminal.run("run", "--resume-at", "16", terminal.write(SCRIPT, "train.py"))
+    assert ended.exit_code == 2
+    assert "found      its end after 16 updates\n" in ended.stderr
