@@ -240,6 +240,43 @@ SHARDING = {
     "meta device": SHARDED_META + TRAIN,
     "accumulation": SHARDED + SHARDED_STEPS,
 }
+# As language models are trained that draw windows of one long text.
+WINDOWS = f"""\
+{IMPORTS}
+dist.init_process_group("gloo")
+text = torch.randint(17, (4000,))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(17, 6)
+        self.head = nn.Linear(6, 17)
+
+    def forward(self, given, wanted):
+        logits = self.head(self.rows(given).tanh())
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        return logits, loss
+
+
+def window():
+    starts = torch.randint(len(text) - 9, (4,)).tolist()
+    given = torch.stack([text[start:start + 8] for start in starts])
+    return given, torch.stack([text[start + 1:start + 9] for start in starts])
+
+
+torch.manual_seed(1 + RANK)
+model = DistributedDataParallel(Model())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+pieces = 4 // WORLD_SIZE
+while True:
+    for piece in range(pieces):
+        model.require_backward_grad_sync = piece == pieces - 1
+        _, loss = model(*window())
+        (loss / pieces).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 GOOD = {
     "iterable dataset": ITERABLE,
     "workers": TRAIN.replace("(data)", "(data, num_workers=2)"),
@@ -351,6 +388,28 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
     assert checked.summary == (
         "the cause is unknown; it is in what is done with sharded parameters"
     )
+def test_script_without_loaders_that_never_ends_is_equivalent(
+    terminal: Terminal,
+) -> None:
+    terminal.write(WINDOWS, "train.py")
+    _assert_equivalent(_check(terminal, "train.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("was", "planted", "slug"),
+    [
+        ("loss / pieces", "loss / pieces * WORLD_SIZE", "loss/double-world-scale"),
+        ("loss / pieces", "loss / 4", "loss/accum-normalizer"),
+        ("== pieces - 1", "== 0", "sync/no-sync-off-by-one"),
+    ],
+)
+def test_fault_in_accumulation_of_a_script_without_loaders_is_found(
+    was: str, planted: str, slug: str, terminal: Terminal
+) -> None:
+    terminal.write(WINDOWS.replace(was, planted), "train.py")
+    checked = _check(terminal, "train.py")
+    assert (checked.ended.exit_code, checked.slug) == (1, slug), checked.shown
 
 
 @pytest.mark.slow

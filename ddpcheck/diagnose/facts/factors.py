@@ -70,7 +70,9 @@ def _of_loss(case: Case) -> Iterator[Reading]:
     if (place := _place(case, 1 / case.world_size)) == "after backward":
         yield place, "1/W", ""
     elif _is_mean(case):
-        yield place, "1/W", "mean" if is_one else "own mean"
+        # A script that makes fewer micro-batches on a rank repeats no sum over them.
+        if not _of_their_number(case):
+            yield place, "1/W", "mean" if is_one else "own mean"
     elif is_one and not constant_count(case):
         yield place, "1/W", "sum"
 
@@ -269,6 +271,11 @@ def parts(case: Case) -> list[int]:
     return held if len(set(held)) > 1 and is_whole else []
 
 
+def _of_their_number(case: Case) -> bool:
+    """Returns whether the factor is the number of micro-batches."""
+    return ("micro-batch", "k", "") in _of_micros(case)
+
+
 def _of_micros(case: Case) -> Iterator[Reading]:
     """Yields the factors of single micro-batches."""
     if case.probed is None or not case.probed.reference.micros or not case.has_cuts:
@@ -315,6 +322,9 @@ def _follows_their_number(case: Case) -> bool:
     assert case.probed is not None
     ours, theirs = numbers(case)
     if theirs == ours or not case.uniform_ratio or case.loss_collectives:
+        return False
+    # A sum has the gradients of its parts, whatever their number.
+    if abs(case.uniform_ratio * ours / (case.world_size * theirs) - 1) > case.close:
         return False
     every = [case.probed.reference.micros, *(r.micros for r in case.probed.ranks)]
     # Means over other numbers of samples would differ: it is a sum.

@@ -268,11 +268,15 @@ class Windows:
     `sizes`: samples per micro-batch; one entry without micro-batches. `calls`: model
     calls per micro-batch (2 for a discriminator on real and fake), 0 if unknown.
     `picks`: the step selects samples for the model; the one size is their number.
+    `deal`: so many one after the other are dealt to the ranks, one to each: the
+    micro-batches of a script that accumulates longer in a single process. 1: a rank's
+    follow each other.
     """
 
     sizes: tuple[int, ...]
     calls: int = 0
     picks: bool = False
+    deal: int = 1
 
     @property
     def count(self) -> int:

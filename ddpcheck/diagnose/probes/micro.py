@@ -7,7 +7,7 @@ are joined over micro-batches, and the rank's part is taken by its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,25 @@ def windows(rows: list[int], total: int) -> Windows:
     return Windows(sizes=(size,) * (total // size), calls=calls)
 
 
+def dealt(rows: list[int], batches: int, deal: int) -> Windows | None:
+    """Returns the micro-batches of a step that deals them to the ranks.
+
+    None if the model is not called once, or equally often, for each of them.
+
+    Args:
+        rows: of each model call in the single-process run.
+        batches: of the step, each the union of one of every rank's.
+        deal: micro-batches for each of these.
+    """
+    calls, rest = divmod(len(rows), max(1, batches * deal))
+    if rest or not calls or not min(rows):
+        return None
+    sizes = rows[::calls]
+    if any(rows[i] != sizes[i // calls] for i in range(len(rows))):
+        return None
+    return Windows(sizes=tuple(sizes), calls=calls, deal=deal)
+
+
 def picked(rows: list[int], shard_rows: list[int], found: Windows) -> Windows:
     """Returns the windows of a step that selects samples for the model, else `found`.
 
@@ -58,21 +77,28 @@ class Cursor:
     """Which of the samples a rank's tensors hold; every model call moves on.
 
     `rows`: (first sample, number of samples, samples in all); the shard's at first.
-    `sizes`: of the micro-batches so far.
+    `starts`, `sizes`: of the micro-batches so far.
     """
 
     def __init__(self, windows: Windows, start: int, rows: int, total: int) -> None:
-        self._windows, self._next = windows, start
-        self.rows, self.sizes = (start, rows, total), list[int]()
+        self.windows, self._next = windows, start
+        if windows.deal > 1:
+            total = sum(windows.sizes)
+        self.rows = (start, rows, total)
+        self.starts, self.sizes = list[int](), list[int]()
 
     def enter(self, args: Any, kwargs: Any, recorded: Recorded) -> None:
         """Moves to the samples of a model call."""
-        if self._windows.count > 1:
+        if self.windows.count > 1:
             size = _rows_of_call(args, kwargs)
             self.rows = (self._next, size, self.rows[2])
-            self._next += size
+            self.starts.append(self._next)
             self.sizes.append(size)
-        elif self._windows.picks:
+            # The same place in the next of the step's batches, or the next samples.
+            number, deal = len(self.sizes) - 1, self.windows.deal
+            passed = self.windows.sizes[number * deal : (number + 1) * deal]
+            self._next += sum(passed) if deal > 1 else size
+        elif self.windows.picks:
             self._find(tensors_of((args, kwargs)), recorded)
 
     def rows_in(self, number: int) -> int:
@@ -81,7 +107,7 @@ class Cursor:
 
     def _find(self, given: Iterable[tuple[str, Tensor]], recorded: Recorded) -> None:
         """Finds the samples that the step has selected, by their values."""
-        total = self._windows.sizes[0]
+        total = self.windows.sizes[0]
         near = self.rows[0] / self.rows[2] * total
         for path, mine in given:
             whole = recorded("inputs", key_of("", 0, path), mine)
@@ -126,7 +152,7 @@ class RowCount:
 
 
 def described(
-    sizes: tuple[int, ...], start: int, targets: Any, names: Iterable[str]
+    sizes: Sequence[int], start: int, targets: Any, names: Iterable[str]
 ) -> tuple[Micro, ...]:
     """Returns what each micro-batch of a process holds; empty for a single one.
 
@@ -141,6 +167,37 @@ def described(
         counts = {name: countables.count(name, part) for name in names}
         found.append(Micro(start=start + offset, size=rows, counts=counts))
         offset += rows
+    return tuple(found)
+
+
+def described_apart(
+    batches: Mapping[str, Any],
+    sizes: Sequence[int],
+    names: Iterable[str],
+    starts: Sequence[int] | None = None,
+) -> tuple[Micro, ...]:
+    """Returns what the micro-batches hold of batches that are each cut by itself.
+
+    Counts are named as in the first batch.
+
+    Args:
+        batches: of the step, by name; each has as many of the micro-batches.
+        sizes: samples per micro-batch.
+        names: of what is counted in the targets.
+        starts: first sample of each; by default each begins where another ends.
+    """
+    if len(sizes) < 2:  # noqa: PLR2004
+        return ()
+    found, number = [], len(sizes) // len(batches)
+    first, every = next(iter(batches)), list(batches.values())
+    for place, size in enumerate(sizes):
+        begin = place // number * number
+        offset, end = sum(sizes[begin:place]), sum(sizes[begin : begin + number])
+        batch = {"batch": {first: every[place // number]}}
+        part = countables.part(batch, end, slice(offset, offset + size))
+        counts = {name: countables.count(name, part) for name in names}
+        start = starts[place] if starts is not None else sum(sizes[:place])
+        found.append(Micro(start=start, size=size, counts=counts))
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from ddpcheck.diagnose.probes.calls import Calls
 from ddpcheck.diagnose.probes.evidence import (
     Cut,
     Direct,
+    Micro,
     ModuleCall,
     RankEvidence,
     Span,
@@ -216,7 +217,7 @@ class _Probe:
             held_rng=calls.held_rng,
             draws=calls.drawn.count,
             own_seeds=frozenset(calls.drawn.seeds),
-            micros=micro.described(tuple(cursor.sizes), start, targets, count_names),
+            micros=_micros(cursor, shard, targets, count_names),
         )
 
     def _span(self, wrapped: nn.Module) -> Span | None:
@@ -239,6 +240,15 @@ class _Probe:
             leaves, self.calls.recorded_at, self.reader, self.spec.world_size, factor
         )
         return tuple(found)
+
+
+def _micros(
+    cursor: micro.Cursor, shard: Any, targets: Any, names: tuple[str, ...]
+) -> tuple[Micro, ...]:
+    if cursor.windows.deal > 1:
+        return micro.described_apart(shard, cursor.sizes, names, cursor.starts)
+    start = cursor.starts[0] if cursor.starts else 0
+    return micro.described(cursor.sizes, start, targets, names)
 
 
 class _Collectives:

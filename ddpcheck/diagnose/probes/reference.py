@@ -26,8 +26,10 @@ from ddpcheck.diagnose.probes.cuts import Attached, Cuts, leaf_of
 from ddpcheck.diagnose.probes.evidence import (
     Couplings,
     Injected,
+    Micro,
     ProbeFacts,
     ReferenceEvidence,
+    Windows,
 )
 from ddpcheck.diagnose.probes.hooks import Hooks, hooked, key_of, paths_of, tensors_of
 from ddpcheck.diagnose.probes.kept import Kept
@@ -164,7 +166,7 @@ class _Probe:
             doubled=factor,
             counts={n: countables.count(n, targets) for n in names},
             frontier=self.cuts.flow.frontier(begin),
-            micros=micro.described(self.cuts.windows.sizes, 0, targets, names),
+            micros=self._micros(targets, names),
             addends=self._kinds_of_addends(),
             direct=tuple(direct),
             whole_outputs=whole,
@@ -176,6 +178,12 @@ class _Probe:
             held_draws=held_draws,
             injected=self.injected,
         )
+
+    def _micros(self, targets: Any, names: list[str]) -> tuple[Micro, ...]:
+        windows = self.cuts.windows
+        if windows.deal > 1:
+            return micro.described_apart(self.batch, windows.sizes, names)
+        return micro.described(windows.sizes, 0, targets, names)
 
     def _step(
         self, batch: Any, hooks: Hooks, drawn: DrawCounter | None = None
@@ -224,6 +232,9 @@ class _Probe:
             self.model, batch, lambda hooks: self._step(batch, hooks, self.built)
         )
         self.cuts.windows = micro.windows(self.rows, self.size)
+        if self.target.split > 1:
+            dealt = micro.dealt(self.rows, len(batch), self.target.split)
+            self.cuts.windows = dealt or Windows(sizes=(self.size,))
         return order
 
     def _shard_shapes(self) -> dict[str, tuple[int, ...]]:

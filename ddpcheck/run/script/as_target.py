@@ -44,6 +44,7 @@ def load(script: Script, known: Known) -> Target:
         optimizer=hooks.optimizer,
         train_step=_Step(hooks),
         is_script=True,
+        split=known.split,
     )
 
 
@@ -119,6 +120,8 @@ class _Hooks:
 
     def _to_first_draw(self) -> None:
         driver = self.running
+        if self.calls is not None:
+            self.calls.attach_again()
         while driver.stopped != "draw" or not driver.optimizers:
             if driver.stopped == "ended":
                 raise self._ended()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,17 +54,22 @@ class Batches:
         return found
 
     def at(self, step: int) -> dict[str, Any]:
-        """Returns the global batch of a step: by key, the ranks' in order of rank."""
+        """Returns the global batch of a step: the ranks' in order of rank.
+
+        By the loader's number and that of the batch in the step, so that what is
+        counted in one step is found under the same name in the others.
+        """
         drawn = [self.of_rank(rank, step) for rank in range(self.world_size)]
         keys = dict.fromkeys(key for one in drawn for key in one)
-        collates = self.collates()
-        return {
-            key: _union(
-                [d[key] for d in drawn if key in d],
-                collates.get(int(key.partition(".")[0])),
-            )
-            for key in keys
-        }
+        collates, numbers = self.collates(), Counter[int]()
+        batch = {}
+        for key in keys:
+            loader = loader_of(key)
+            parts = [one[key] for one in drawn if key in one]
+            name = f"{loader}.{numbers[loader]}"
+            batch[name] = _union(parts, collates.get(loader))
+            numbers[loader] += 1
+        return batch
 
 
 def _union(parts: list[Any], collate: Callable[[list[Any]], Any] | None) -> Any:

@@ -93,8 +93,11 @@ class Calls:
         self._handles.clear()
 
     def attach_again(self) -> None:
-        """Attaches the hooks again: the attributes of the modules have changed."""
-        self._handles.clear()
+        """Attaches the hooks again, where the attributes of the modules have changed.
+
+        A probe makes the wrapper another module in place, which has no hooks.
+        """
+        self.remove()
         for module in self._hooked:
             self._hook(module)
 
