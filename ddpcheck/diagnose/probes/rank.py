@@ -132,6 +132,7 @@ class _Probe:
         isolation.seed_everything(seed)
         wrapped = averaged.replace_ddp(models.wrap(self.target, spec, model))
         wrapped = fixes.after_wrap(wrapped, spec.fixes)
+        training.begin(self.target, spec, wrapped)
         if self.trains_before and before:
             self._train(training.Trained(wrapped, model, names), before)
         kept = Kept(self.target, wrapped)

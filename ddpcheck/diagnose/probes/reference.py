@@ -95,6 +95,7 @@ class _Probe:
         self.target, self.spec = target, spec
         self.world_size, self.writer = world_size, writer
         self.model = models.build(target, spec, seed=user_code.REFERENCE_SEED)
+        training.begin(target, spec, self.model)
         names = Names(self.model)
         writer.add("initial", 0, names.parameters(self.model).items())
         writer.add("initial_buffers", 0, names.buffers(self.model).items())

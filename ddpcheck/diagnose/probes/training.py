@@ -50,6 +50,15 @@ class Done(NamedTuple):
     factor: float = 1.0
 
 
+def begin(target: Target, spec: RunSpec, model: nn.Module) -> None:
+    """Runs a script to its first step, before hooks are attached.
+
+    What it does before, as to evaluate the model, is not of the step.
+    """
+    if target.is_script:
+        models.make_optimizer(target, spec, model)
+
+
 def step(
     target: Target,
     spec: RunSpec,

@@ -65,7 +65,6 @@ class _Hooks:
         self.step = Step()
         self.shown = nn.Module()  # the model that the check has
         self.wrapper: nn.Module | None = None  # of it
-        self.calls: Calls | None = None  # where no loader draws batches
         self.has_started = False  # again, since the last step
 
     def model(self) -> nn.Module:
@@ -86,7 +85,7 @@ class _Hooks:
         driver.enter(loaders.watched())
         driver.enter(sharing.taken_by(fed.shared))
         if not self.known.draws:
-            self.calls = Calls(driver, self.known.model, fed.called)
+            Calls(driver, self.known.model, fed.called)
         driver.resume()
         while driver.stopped == "draw" and not driver.optimizers:
             driver.resume()
@@ -120,8 +119,6 @@ class _Hooks:
 
     def _to_first_draw(self) -> None:
         driver = self.running
-        if self.calls is not None:
-            self.calls.attach_again()
         while driver.stopped != "draw" or not driver.optimizers:
             if driver.stopped == "ended":
                 raise self._ended()
@@ -162,8 +159,6 @@ class _Hooks:
     def _start_again(self) -> None:
         """Runs the script anew on the model of this run, for one more step."""
         before = self.running.optimizers
-        if self.calls is not None:
-            self.calls.remove()
         made = self._start()
         self._to_first_draw()
         self.has_started = True
@@ -174,8 +169,6 @@ class _Hooks:
         made.__dict__ = self.shown.__dict__
         if self.running.wrapped is not None and self.wrapper is not None:
             averaged.become(self.running.wrapped, self.wrapper)
-        if self.calls is not None:
-            self.calls.attach_again()
         for optimizer, earlier in zip(self.running.optimizers, before, strict=False):
             for group in optimizer.param_groups:
                 group["params"] = [old.get(id(p), p) for p in group["params"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -50,9 +51,11 @@ def model_of(
 
 
 class Calls:
-    """Calls `given` before each training call of the model, or of its wrapper.
+    """Calls `given` before each training call of the model, or of a wrapper.
 
-    `given` takes (args, kwargs) and returns what the model gets instead, or None.
+    `given` takes (args, kwargs) and returns what the model gets instead, or None. It is
+    called before the hooks of the module: a script that stands still there has not
+    begun the call, so hooks that a probe attaches meanwhile see all of it.
     """
 
     def __init__(
@@ -62,48 +65,41 @@ class Calls:
         given: Callable[[Any, Any], tuple[Any, Any] | None],
     ) -> None:
         self._driver, self._like, self._given = driver, like, given
-        self._hooked: list[nn.Module] = []
-        self._handles: list[Any] = []
+        self._models: list[nn.Module] = []
+        self._wrappers: list[nn.Module] = []
         driver.on_optimizer = self._watch_model
-        driver.on_wrapped = self._watch
+        driver.on_wrapped = self._wrappers.append
+        _current[:] = [self]
+        _see_calls()
 
     def _watch_model(self) -> None:
         found = model_of(self._driver.optimizers, self._like)
-        if found is not None:
-            self._watch(found)
+        if found is not None and not _is_among(found, self._models):
+            self._models.append(found)
 
-    def _watch(self, module: nn.Module) -> None:
-        if not any(module is one for one in self._hooked):
-            self._hooked.append(module)
-            self._hook(module)
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns what a module is called with."""
+        watched = self._wrappers or self._models  # inside a wrapper, its call counts
+        if not torch.is_grad_enabled() or not _is_among(module, watched):
+            return args, kwargs
+        return self._given(args, kwargs) or (args, kwargs)
 
-    def _hook(self, module: nn.Module) -> None:
-        # A function, which a deep copy of the module shares: with a bound method it
-        # would copy the run of the script, and the wrapper. The copy is not watched.
-        def before(called: Any, args: Any, kwargs: Any) -> Any:
-            return self._before(called, args, kwargs) if called is module else None
 
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
-        self._handles.append(hook)
+_current: list[Calls] = []  # of the run of the script in progress
 
-    def remove(self) -> None:
-        """Removes the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
-    def attach_again(self) -> None:
-        """Attaches the hooks again, where the attributes of the modules have changed.
+def _is_among(module: nn.Module, modules: list[nn.Module]) -> bool:
+    return any(module is one for one in modules)
 
-        A probe makes the wrapper another module in place, which has no hooks.
-        """
-        self.remove()
-        for module in self._hooked:
-            self._hook(module)
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        wrapper = self._driver.wrapped
-        is_inside = wrapper is not None and module is not wrapper
-        if is_inside or not torch.is_grad_enabled():
-            return None
-        return self._given(args, kwargs)
+@functools.cache
+def _see_calls() -> None:
+    """Lets `Calls` of this process see the calls of modules, once for all runs."""
+    call = nn.Module.__call__
+
+    def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for calls in _current:
+            args, kwargs = calls.before(module, args, kwargs)
+        return call(module, *args, **kwargs)
+
+    nn.Module.__call__ = calling  # type: ignore[method-assign]

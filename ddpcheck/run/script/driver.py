@@ -174,6 +174,7 @@ class Driver:
         def stopping(wrapper: Any, module: nn.Module, *args: Any, **kw: Any) -> None:
             if self.wrapping is not None:
                 init(wrapper, module, *args, **kw)
+                self.on_wrapped(wrapper)
                 return
             self.wrapping = module
             self.stop("wrapping")
