@@ -390,6 +390,8 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
     assert checked.summary == (
         "the cause is unknown; it is in what is done with sharded parameters"
     )
+
+
 def test_script_without_loaders_that_never_ends_is_equivalent(
     terminal: Terminal,
 ) -> None:
