@@ -42,7 +42,8 @@ class Fixed:
     `unequal`: runs of other modes, which the file does not make equal. `changes`: what
     it changes of single-process training, "" for nothing. `remaining`: of each cause,
     the excess without its part of the file, None where that was not run. `diff`: the
-    same as a change of the user's file, which was run as well; "" where it is not.
+    same as a change of the user's file, run as well unless it can be no other program;
+    "" where it is another.
     """
 
     file: Written
@@ -261,10 +262,11 @@ def _with_diff(
         text = patch.changed(facts.source, file.code, file.imports)
     if not text:
         return fixed
-    runnable = patch.runnable(text, folder, str(path.resolve()))
-    left = _excess(session, runnable, fixed.equal[0], limit)
-    if left is None or not left <= 1:
-        return fixed
+    if not patch.is_certain(facts.source, file.code):
+        runnable = patch.runnable(text, folder, str(path.resolve()))
+        left = _excess(session, runnable, fixed.equal[0], limit)
+        if left is None or not left <= 1:
+            return fixed
     return dataclasses.replace(fixed, diff=patch.diff(facts.source, text, path.name))
 
 

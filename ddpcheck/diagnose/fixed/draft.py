@@ -18,21 +18,14 @@ from ddpcheck.target.target import TargetRef
 NAME = "fixed.py"
 _WIDTH = 88
 
-_HEAD = '''\
-"""{file} with the fix of {slugs}.
-
-Written by ddpcheck, and checked as it is: it trains as the single process does.
-"""
-'''
+_HEAD = '"""{file} with the fix of {slugs}.'
+_MARK = 'Written by ddpcheck, and checked as it is."""\n'  # report/output.py knows it
 _LOAD = """\
 spec = importlib.util.spec_from_file_location("original", {path!r})
 original = sys.modules["original"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(original)"""
 _OF_PACKAGE = "original = importlib.import_module({module!r})"
-_NAMES = """\
-# All names of the file, but for those that are defined here.
-globals().update({n: v for n, v in vars(original).items() if n not in globals()})
-"""
+_NAMES = "globals().update(vars(original) | globals())  # all names of the file\n"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,15 +137,20 @@ def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Writt
 
 def _title(file: str, slugs: list[str]) -> str:
     shown = file.encode("unicode_escape").decode().replace('"', "'")
-    made = _HEAD.format(file=shown, slugs=", ".join(dict.fromkeys(slugs)))
-    first, _, rest = made.partition("\n")
-    return "\n".join(textwrap.wrap(first, _WIDTH)) + "\n" + rest
+    text = _HEAD.format(file=shown, slugs=", ".join(dict.fromkeys(slugs)))
+    return "\n".join(textwrap.wrap(text, _WIDTH)) + f"\n{_MARK}"
 
 
 def _block(imports: set[str]) -> str:
-    """Returns the import lines, those of Python first."""
-    torchs = {line for line in imports if line.split()[1].startswith("torch")}
-    groups = [sorted(imports - torchs, key=_order), sorted(torchs, key=_order)]
+    """Returns the import lines, those of Python first; one for a module's names."""
+    names: dict[str, list[str]] = {}
+    for line in sorted(imports):
+        start, _, name = line.rpartition(" import ")
+        names.setdefault(start and f"{start} import ", []).append(name or line)
+    plain = names.pop("", [])
+    lines = {*plain, *(start + ", ".join(found) for start, found in names.items())}
+    torchs = {line for line in lines if line.split()[1].startswith("torch")}
+    groups = [sorted(lines - torchs, key=_order), sorted(torchs, key=_order)]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
@@ -203,17 +201,17 @@ def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
 def _loss(draft: Draft, name: str) -> str:
     usual = f"original.{name}(output, target)"
     calls = draft.loss.format(loss=f"original.{name}") or f"value = {usual}"
-    return "\n".join(
-        [
-            "def loss(output, target):",
-            "    if not dist.is_initialized():  # the single process",
-            f"        return {usual}",
-            *_indented(draft.before_loss),
-            *_indented(calls),
-            *_indented(draft.after_loss),
-            "    return value",
-        ]
-    )
+    lines = [
+        "def loss(output, target):",
+        "    if not dist.is_initialized():  # the single process",
+        f"        return {usual}",
+        *_indented(draft.before_loss),
+        *_indented(calls),
+    ]
+    if not draft.after_loss and lines[-1].lstrip().startswith("value = "):
+        lines[-1] = lines[-1].replace("value =", "return", 1)
+        return "\n".join(lines)
+    return "\n".join([*lines, *_indented(draft.after_loss), "    return value"])
 
 
 def _train_step(draft: Draft, name: str) -> str:

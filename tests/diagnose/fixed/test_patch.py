@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from ddpcheck.checking import checking
 from ddpcheck.diagnose.fixed import patch
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import output
+from ddpcheck.run.session.session import Session
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
@@ -108,6 +110,44 @@ def test_change_of_an_optimizer_that_the_file_lacks_is_the_usual_one() -> None:
 )
 def test_there_is_no_change_where_it_would_be_another_program(source: str) -> None:
     assert patch.changed(source, CODE, IMPORTS) == ""
+
+
+def test_change_that_adds_functions_is_the_same_program() -> None:
+    assert patch.is_certain(SOURCE, CODE)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (SOURCE, f"{CODE}\nCheckpoint.apply = loss\n"),
+        (f"from torch.nn.functional import *\n{SOURCE}", CODE),
+        (f"{SOURCE}\nnames = dir()\n", CODE),
+        (f"import sys\n{SOURCE}\nown = sys.modules[__name__]\n", CODE),
+    ],
+    ids=["statement", "unknown-names", "reads-its-names", "reads-its-module"],
+)
+def test_change_that_other_code_may_see_has_to_run(source: str, code: str) -> None:
+    assert not patch.is_certain(source, code)
+
+
+@pytest.mark.usefixtures("no_script")
+@pytest.mark.parametrize(("more", "runs"), [("", 1), ("names = dir()\n", 2)])
+def test_change_runs_only_where_it_may_be_another_program(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, runs: int
+) -> None:
+    path, ran = tmp_path / "target.py", []
+    of_file = Session.of_file
+
+    def noted(session: Session, text: str) -> Any:
+        ran.append(text)
+        return of_file(session, text)
+
+    monkeypatch.setattr(Session, "of_file", noted)
+    path.write_text(SOURCE + more, encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    report = checking.check(pool, TargetRef(path=str(path)), options)
+    assert report.diff.startswith("--- a/target.py\n")
+    assert len(ran) == runs
 
 
 @pytest.mark.usefixtures("no_script")

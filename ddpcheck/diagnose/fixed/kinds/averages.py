@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.diagnose.fixed.draft import Draft
-from ddpcheck.diagnose.fixed.kinds.family import Wanted
+from ddpcheck.diagnose.fixed.kinds.family import Wanted, at_each_ddp
 from ddpcheck.run.intervention import AverageGradients, Intervention, Switch
 
 
@@ -11,7 +11,7 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds the average; another way to get it at the second attempt."""
     has_step, is_first = wanted.facts.has_train_step, not wanted.attempt
     if fix is Switch.ALWAYS_SYNC and is_first:
-        reduce_every_backward(draft)
+        reduce_every_backward(draft, wanted)
     elif fix is Switch.AVERAGED_AUTOGRAD_GRAD and has_step and is_first:
         average_slopes(draft)
     elif fix is Switch.AVERAGED_AT_UPDATE and has_step and is_first:
@@ -41,14 +41,9 @@ def average(parameters):
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
 '''
-_OFF = """\
-for module in wrapped.modules():
-    if isinstance(module, DistributedDataParallel):
-        # As within no_sync(): gradients are averaged {when} instead.
-        module.require_backward_grad_sync = False
-"""
+_OFF = "# As within no_sync(): gradients are averaged {when} instead.\n"
+_NO_SYNC = "ddp.require_backward_grad_sync = False\n"
 _AFTER_BACKWARD = '''\
-@contextlib.contextmanager
 def averaging(model, optimizer):
     """Averages the gradients of all parameters over ranks after each backward."""
     backward = torch.autograd.backward
@@ -56,10 +51,15 @@ def averaging(model, optimizer):
     def run(*args, **kwargs):
         backward(*args, **kwargs)
         of_optimizer = (p for g in optimizer.param_groups for p in g["params"])
-        average(dict.fromkeys([*model.parameters(), *of_optimizer]))
+        for p in dict.fromkeys([*model.parameters(), *of_optimizer]):
+            has = torch.tensor(float(p.grad is not None), device=p.device)
+            dist.all_reduce(has)
+            if has:  # on any rank
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
 
-    with mock.patch.object(torch.autograd, "backward", run):
-        yield
+    return mock.patch.object(torch.autograd, "backward", run)
 '''
 _AT_STEPS = '''\
 @contextlib.contextmanager
@@ -87,15 +87,15 @@ def average_after_backward(draft: Draft, wanted: Wanted) -> None:
     """Averages all gradients after each backward; before a clip, as DDP does."""
     if "averaging" in draft.parts:
         return
-    draft.imports |= {"import contextlib", "from unittest import mock"}
-    draft.parts |= {"averaging": _AFTER_BACKWARD, "average": _AVERAGE}
+    draft.imports.add("from unittest import mock")
+    draft.parts["averaging"] = _AFTER_BACKWARD
     draft.around.append("averaging(model, optimizer)")
     _switch_off(draft, wanted, "after backward")
 
 
 def average_at_step(draft: Draft, wanted: Wanted) -> None:
     """Averages gradients over ranks once, right before an optimizer's step."""
-    if "average" in draft.parts:
+    if "averaging" in draft.parts:
         return
     if wanted.facts.has_train_step:
         draft.imports |= {
@@ -112,23 +112,19 @@ def average_at_step(draft: Draft, wanted: Wanted) -> None:
 
 
 def _switch_off(draft: Draft, wanted: Wanted, when: str) -> None:
-    draft.after_wrap += _OFF.format(when=when)
+    draft.after_wrap += _OFF.format(when=when) + at_each_ddp(wanted.facts, _NO_SYNC)
     if "static_graph" in wanted.facts.source:
         draft.options = draft.options or {}  # a static graph is reduced even so
 
 
-def reduce_every_backward(draft: Draft) -> None:
+def reduce_every_backward(draft: Draft, wanted: Wanted) -> None:
     """Makes no_sync() of DDP do nothing."""
     draft.imports.add("import contextlib")
-    draft.after_wrap += (
-        "for module in wrapped.modules():\n"
-        "    if isinstance(module, DistributedDataParallel):\n"
-        "        module.no_sync = contextlib.nullcontext  # reduces every backward\n"
-    )
+    code = "ddp.no_sync = contextlib.nullcontext  # reduces every backward\n"
+    draft.after_wrap += at_each_ddp(wanted.facts, code)
 
 
 _SLOPES = '''\
-@contextlib.contextmanager
 def averaged_slopes(model):
     """Averages what torch.autograd.grad returns of parameters: DDP sees none of it."""
     grad = torch.autograd.grad
@@ -144,13 +140,12 @@ def averaged_slopes(model):
             slope /= dist.get_world_size()
         return found
 
-    with mock.patch.object(torch.autograd, "grad", run):
-        yield
+    return mock.patch.object(torch.autograd, "grad", run)
 '''
 
 
 def average_slopes(draft: Draft) -> None:
     """Averages the results of torch.autograd.grad."""
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     draft.parts["averaged_slopes"] = _SLOPES
     draft.around.append("averaged_slopes(model)")

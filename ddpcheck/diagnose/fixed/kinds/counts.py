@@ -29,7 +29,6 @@ dist.all_reduce(total)
 """
 _WEIGHT = "value = value * dist.get_world_size() * n / total\n"
 _WEIGHTED = '''\
-@contextlib.contextmanager
 def weighted(n):
     """Weighs every loss by the rank's share of a count, before its backward."""
     # The rank divides by its own count n, the single process by N, that of all ranks.
@@ -41,8 +40,7 @@ def weighted(n):
     def run(loss, *args, **kwargs):
         backward(loss * dist.get_world_size() * n / total, *args, **kwargs)
 
-    with mock.patch.object(torch.Tensor, "backward", run):
-        yield
+    return mock.patch.object(torch.Tensor, "backward", run)
 '''
 _NOTED = """\
 wrapped.register_forward_pre_hook(
@@ -71,7 +69,7 @@ def weigh_backward(draft: Draft, wanted: Wanted, countable: str) -> bool:
         draft.imports.add("from torch.utils._pytree import tree_leaves")
     else:
         count = _count(countable, by_name=bool(wanted.attempt))
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     draft.parts["weighted"] = _WEIGHTED
     draft.around.append(f"weighted({count})")
     return bool(count)

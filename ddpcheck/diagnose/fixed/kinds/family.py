@@ -25,3 +25,17 @@ class Wanted:
 def listed(names: Sequence[str]) -> str:
     """Returns the names as the code of a set."""
     return "{" + ", ".join(map(repr, names)) + "}"
+
+
+def at_each_ddp(facts: Facts, code: str) -> str:
+    """Returns what runs a line on each DDP of `wrapped`, which the line calls `ddp`.
+
+    Without a wrap() of the file that is `wrapped` itself.
+    """
+    if not facts.has_wrap:
+        return code.replace("ddp.", "wrapped.").replace("(ddp)", "(wrapped)")
+    return (
+        "for ddp in wrapped.modules():\n"
+        "    if isinstance(ddp, DistributedDataParallel):\n"
+        f"        {code}"
+    )

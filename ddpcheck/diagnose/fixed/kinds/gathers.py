@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.fixed.draft import Draft, Facts
+import re
+
+from ddpcheck.diagnose.fixed.draft import Draft
 from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.diagnose.fixed.kinds.graphs import register_dataclasses
 from ddpcheck.run.intervention import (
@@ -147,7 +149,6 @@ def _outputs(wanted: Wanted) -> tuple[Output, ...]:
 
 
 _ALL_ROWS = """\
-counts = []
 {pair}
 # Every rank computes the same loss of all rows. all_gather's backward sums the W equal
 # gradients of a row and DDP divides by W: the gradient of the single process.
@@ -160,11 +161,17 @@ def _has_lists(wanted: Wanted) -> bool:
     return may_have or any(output.is_list for output in _outputs(wanted))
 
 
-_PAIR = "target, output = gathered(target, counts), gathered(output, {counts})"
+_PAIR = "target, output = gathered((target, output), [])"
+_RAGGED = "target, output = gathered(target, []), gathered(output, [])"
 _LISTS = """\
-counts.extend([0] * dist.get_world_size())
+counts = [0] * dist.get_world_size()
 dist.all_gather_object(counts, len(target))
 target, output = gathered(target, counts), gathered(output, counts)"""
+_HIDDEN = """\
+# It has all rows, so its own collectives must not run: it sees no process group.
+with mock.patch.object(dist, "is_initialized", return_value=False):
+    value = {loss}(output, target)
+"""
 # is_initialized() reads the group that is the default one, under any imported name.
 _ALONE = """\
 # It has all rows, so its own collectives must not run: it sees no process group.
@@ -183,16 +190,34 @@ def gather(draft: Draft, wanted: Wanted) -> None:
     add_gathered(draft, wanted)
     # Outputs may have other numbers of rows than targets.
     is_ragged = any(o.blocks == 1 and not o.dim for o in _outputs(wanted))
-    pair = _PAIR.format(counts="[]" if is_ragged else "counts")
+    pair = _RAGGED if is_ragged else _PAIR
     # The first tensor of the targets may be that of one sample.
     draft.before_loss += _ALL_ROWS.format(pair=_LISTS if _has_lists(wanted) else pair)
-    compute_alone(draft, wanted.facts)
+    compute_alone(draft, wanted)
 
 
-def compute_alone(draft: Draft, facts: Facts) -> None:
+def compute_alone(draft: Draft, wanted: Wanted) -> None:
     """Computes the loss as the single process does: without a process group."""
-    if facts.asks_group:
-        draft.loss = _ALONE
+    if not wanted.facts.asks_group:
+        return
+    draft.loss = _ALONE
+    if _asks_plainly(wanted):
+        draft.loss = _HIDDEN
+        draft.imports.add("from unittest import mock")
+
+
+_PLAIN = re.compile(r"^import torch\.distributed as dist$", re.MULTILINE)
+_BY_NAME = re.compile(r"^from\s+torch\.distributed\s+import\s", re.MULTILINE)
+
+
+def _asks_plainly(wanted: Wanted) -> bool:
+    """Returns whether the file asks `dist` for a group; another of its files may not.
+
+    The second attempt hides the group from all of them.
+    """
+    source = wanted.facts.source
+    asks = _PLAIN.search(source) and "dist.is_initialized()" in source
+    return bool(asks) and not wanted.attempt and not _BY_NAME.search(source)
 
 
 _OF_ALL_RANKS = '''\
@@ -204,7 +229,7 @@ def of_all_ranks(module):
         if not (module.training and dist.is_initialized()):
             return forward(*args, **kwargs)
         counts = []
-        args, kwargs = gathered(args, counts), gathered(kwargs, counts)
+        args, kwargs = gathered((args, kwargs), counts)
 {compute}
 
         def own(tensor):
@@ -228,6 +253,10 @@ _HOOKED = """
         setattr(module, name, collections.OrderedDict())
 """
 _MADE = "        made = forward(*args, **kwargs)"
+_MADE_HIDDEN = """\
+        # It has all rows, so its own collectives must not run: it sees no group.
+        with mock.patch.object(dist, "is_initialized", return_value=False):
+            made = forward(*args, **kwargs)"""
 _MADE_ALONE = """\
         # It has all rows, so its own collectives must not run: it sees no group.
         world, dist.group.WORLD = dist.group.WORLD, None
@@ -241,7 +270,8 @@ def gather_for_module(draft: Draft, wanted: Wanted, fix: GlobalModule) -> None:
     """Gives a module the rows of all ranks, with gradient."""
     name, compute = fix.name, _MADE
     if fix.hides and wanted.facts.asks_group:
-        compute = _MADE_ALONE
+        compute = _MADE_HIDDEN if _asks_plainly(wanted) else _MADE_ALONE
+        draft.imports.add("from unittest import mock")
     hooked = ""
     if "forward_hook(" in wanted.facts.source or "pre_hook(" in wanted.facts.source:
         hooked = _HOOKED

@@ -33,7 +33,6 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
 
 
 _LATE = '''\
-@contextlib.contextmanager
 def on_averages():
     """DDP averages after these hooks, so they average what they get."""
     plain = torch.Tensor.register_post_accumulate_grad_hook
@@ -48,11 +47,9 @@ def on_averages():
         return plain(parameter, run)
 
     name = "register_post_accumulate_grad_hook"
-    with mock.patch.object(torch.Tensor, name, register):
-        yield
+    return mock.patch.object(torch.Tensor, name, register)
 '''
 _MEANS = '''\
-@contextlib.contextmanager
 def on_means():
     """Hooks that are registered here get the gradients of the single process."""
     plain = torch.Tensor.register_hook
@@ -60,8 +57,7 @@ def on_means():
     def register(tensor, hook):
         return plain(tensor, on_mean(hook, isinstance(tensor, torch.nn.Parameter)))
 
-    with mock.patch.object(torch.Tensor, "register_hook", register):
-        yield
+    return mock.patch.object(torch.Tensor, "register_hook", register)
 '''
 _ON_MEAN = '''\
 def on_mean(hook, of_parameter=True):
@@ -106,11 +102,11 @@ def on_shares(hook):
 def hook_means(draft: Draft, wanted: Wanted) -> None:
     """Gives hooks the mean over ranks, or the gradients of the samples' own share."""
     source = wanted.facts.source
-    draft.imports |= {"import contextlib", "from unittest import mock"}
     if "backward_hook(" in source:
         draft.parts["on_shares"] = _ON_SHARES
         draft.before_wrap += _KNOWN_OF_MODULES
         return
+    draft.imports.add("from unittest import mock")
     if "register_post_accumulate_grad_hook" in source:
         name, draft.parts["on_averages"] = "on_averages()", _LATE
     else:

@@ -20,7 +20,6 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
 
 
 _OFFSET = '''\
-@contextlib.contextmanager
 def offset(rows):
     """Labels of the rank's own rows begin after the rows of the ranks before it."""
     counts, arange = [0] * dist.get_world_size(), torch.arange
@@ -31,8 +30,7 @@ def offset(rows):
         is_of_rows = made.shape == (rows,) and made.tolist() == list(range(rows))
         return made + sum(counts[: dist.get_rank()]) if is_of_rows else made
 
-    with mock.patch.object(torch, "arange", labels):
-        yield
+    return mock.patch.object(torch, "arange", labels)
 '''
 _CALL = """\
 with offset(rows((output, target))):
@@ -42,7 +40,7 @@ with offset(rows((output, target))):
 
 def offset_labels(draft: Draft, wanted: Wanted, *, within_forward: bool) -> None:
     """Offsets what torch.arange makes of the rank's rows, in the loss or in forward."""
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     draft.parts["offset"] = _OFFSET
     if within_forward:
         samples.run_within(draft, wanted, "offset", needs_model=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
-from ddpcheck.diagnose.fixed.kinds.family import Wanted, listed
+from ddpcheck.diagnose.fixed.kinds.family import Wanted, at_each_ddp, listed
 from ddpcheck.run.intervention import Intervention, Scale, ScaleGradients, ScaleLoss
 
 _CLOSE = 0.01  # of powers
@@ -41,7 +41,7 @@ def scale(
             "chosen = {id(p) for n, p in model.named_parameters() if n in names}\n"
         )
     draft.parts["scaled"] = _SCALED.format(why=why, changed=changed)
-    draft.after_wrap += _HOOKED.format(state=state)
+    draft.after_wrap += at_each_ddp(facts, _HOOKED.format(state=state))
 
 
 _SCALED = """\
@@ -54,11 +54,7 @@ _OF_CHOSEN = """\
     for gradient in (g for p, g in pairs if id(p) in chosen):
         gradient.mul_({factor})
 """
-_HOOKED = """\
-for module in wrapped.modules():
-    if isinstance(module, DistributedDataParallel):
-        module.register_comm_hook({state}, scaled)
-"""
+_HOOKED = "ddp.register_comm_hook({state}, scaled)\n"
 
 
 def _factor(fix: Scale, world_size: int) -> tuple[str, str]:

@@ -58,7 +58,6 @@ def deal_batch(draft: Draft, wanted: Wanted) -> bool:
 
 
 _STRIDED = '''\
-@contextlib.contextmanager
 def sharded():
     """A rank gets every W-th sample of a loader: as with a DistributedSampler."""
     plain = BatchSampler.__iter__
@@ -71,11 +70,9 @@ def sharded():
         finally:
             self.sampler = every
 
-    with mock.patch.object(BatchSampler, "__iter__", batches):
-        yield
+    return mock.patch.object(BatchSampler, "__iter__", batches)
 '''
 _IN_PARTS = '''\
-@contextlib.contextmanager
 def sharded():
     """A rank gets its part of each batch of a loader."""
     plain = DataLoader.__iter__
@@ -88,14 +85,13 @@ def sharded():
         for batch in plain(self):
             yield tree_map_only(torch.Tensor, own, batch)
 
-    with mock.patch.object(DataLoader, "__iter__", batches):
-        yield
+    return mock.patch.object(DataLoader, "__iter__", batches)
 '''
 
 
 def shard_loaders(draft: Draft, *, in_parts: bool) -> None:
     """Shards the data of the target's own loaders."""
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     if in_parts:
         draft.imports.add("from torch.utils._pytree import tree_map_only")
         draft.imports.add("from torch.utils.data import DataLoader")
@@ -130,7 +126,6 @@ def one_order():
         yield
 '''
 _TORCH_ORDERS = '''\
-@contextlib.contextmanager
 def one_order():
     """All ranks shuffle in the order of rank 0."""
     randperm = torch.randperm
@@ -140,16 +135,15 @@ def one_order():
         dist.broadcast(made, 0)
         return made
 
-    with mock.patch.object(torch, "randperm", order):
-        yield
+    return mock.patch.object(torch, "randperm", order)
 '''
 
 
 def share_orders(draft: Draft, wanted: Wanted) -> None:
     """Gives all ranks the orders in which rank 0 shuffles data."""
     has_numpy = "default_rng(" in wanted.facts.source
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     if has_numpy:
-        draft.imports.add("import numpy")
+        draft.imports |= {"import contextlib", "import numpy"}
     draft.parts["one_order"] = _ORDERS if has_numpy else _TORCH_ORDERS
     draft.around.append("one_order()")

@@ -42,33 +42,35 @@ def is_given_all(wanted: Wanted) -> bool:
 
 
 _IN_PARTS = '''\
-    """The module computes the rank's part of its rows, and returns those of all ranks.
-
-    All ranks compute the same loss of them. all_gather's backward sums the W equal
-    gradients of a row and DDP divides by W: the gradient of the single process.
-    """
+def in_parts(module):
+    """The module computes the rank's part of all rows, and returns all rows."""
+    # All ranks compute the same loss of them. all_gather's backward sums the W equal
+    # gradients of a row and DDP divides by W: the gradient of the single process.
     forward = module.forward
 
     def run(*args, **kwargs):
         given = args, kwargs
-        tensors = [t for t in tree_leaves(given) if torch.is_tensor(t) and t.dim()]
-        rows = torch.arange(len(tensors[0])).tensor_split(dist.get_world_size())
-        counts = [len(part) for part in rows]
+        rows = next(t for t in tree_leaves(given) if torch.is_tensor(t) and t.dim())
+        counts = [len(part) for part in rows.tensor_split(dist.get_world_size())]
 
         def own(tensor):
-            if not tensor.dim() or len(tensor) != sum(counts):
-                return tensor
-{slope}            return tensor.split(counts)[dist.get_rank()]
-
+{own}
         args, kwargs = tree_map_only(torch.Tensor, own, given)
 {call}
 '''
 _TAKES_SLOPES = re.compile(r"\.requires_grad\b|requires_grad_\(|\.grad\b")
 _HAS_LOSS = re.compile(r"^def loss\b|^loss = (?!None)|^from .*\bloss\b", re.MULTILINE)
-_SLOPE = """\
+_OWN = """\
+            is_split = tensor.dim() and len(tensor) == sum(counts)
+            return tensor.split(counts)[dist.get_rank()] if is_split else tensor
+"""
+_OWN_WITH_SLOPE = """\
+            if not tensor.dim() or len(tensor) != sum(counts):
+                return tensor
             if tensor.requires_grad:  # its gradient is that of all rows
                 tensor = tensor.view_as(tensor)
                 tensor.register_hook(lambda g: all_reduce(g) / dist.get_world_size())
+            return tensor.split(counts)[dist.get_rank()]
 """
 _CALL = "        return gathered(forward(*args, **kwargs), counts)\n"
 _CALL_IN_GROUP = """\
@@ -76,16 +78,8 @@ _CALL_IN_GROUP = """\
             made = forward(*args, **kwargs)  # its own collectives run
         return gathered(made, counts)
 """
-_FOR_A_STEP = """\
-@contextlib.contextmanager
-def in_parts(module):
-{body}    with mock.patch.object(module, "forward", run):
-        yield
-"""
-_FOR_GOOD = """\
-def in_parts(module):
-{body}    module.forward = run
-"""
+_FOR_A_STEP = '    return mock.patch.object(module, "forward", run)\n'
+_FOR_GOOD = "    module.forward = run\n"
 _ALL_TO_MODEL = """\
 forward = wrapped.forward
 
@@ -102,7 +96,7 @@ def give_all_rows(draft: Draft, wanted: Wanted) -> None:
         return
     global_loss = found(wanted.fixes, GlobalLoss)
     modules = (global_loss.modules if global_loss else ()) or ("",)
-    draft.imports |= {"import contextlib", "from unittest import mock"}
+    draft.imports.add("from unittest import mock")
     _add_in_parts(draft, wanted, _FOR_A_STEP)
     draft.before_step += "batch = gathered(batch, [])\n"
     inside = 'getattr(model, "module", model)'
@@ -121,19 +115,18 @@ def give_all_to_model(draft: Draft, wanted: Wanted, modules: Sequence[str]) -> N
     draft.after_wrap += _ALL_TO_MODEL
     if _HAS_LOSS.search(wanted.facts.source):
         draft.before_loss += "target = gathered(target, [])\n"
-        gathers.compute_alone(draft, wanted.facts)
+        gathers.compute_alone(draft, wanted)
 
 
-def _add_in_parts(draft: Draft, wanted: Wanted, form: str) -> None:
-    slope = ""
+def _add_in_parts(draft: Draft, wanted: Wanted, end: str) -> None:
+    own = _OWN
     if _TAKES_SLOPES.search(wanted.facts.source):
-        slope = _SLOPE
+        own = _OWN_WITH_SLOPE
         draft.imports.add("from torch.distributed.nn.functional import all_reduce")
     draft.imports.add("from torch.utils._pytree import tree_leaves")
     is_hidden = wanted.facts.asks_group and wanted.facts.has_train_step
     call = _CALL_IN_GROUP if is_hidden else _CALL
-    body = _IN_PARTS.format(slope=slope, call=call)
-    draft.parts["in_parts"] = form.format(body=body)
+    draft.parts["in_parts"] = _IN_PARTS.format(own=own, call=call) + end
     gathers.add_gathered(draft, wanted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ddpcheck.diagnose.fixed.draft import Draft
-from ddpcheck.diagnose.fixed.kinds.family import Wanted
+from ddpcheck.diagnose.fixed.kinds.family import Wanted, at_each_ddp
 from ddpcheck.run.intervention import Intervention, Substitute, Switch
 
 # Of DDP built again; {}: with its defaults, on the model as it is then.
@@ -32,7 +32,7 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         if wanted.attempt:  # frozen ones get no gradient
             draft.options = {"find_unused_parameters": "True"}
     elif fix in _JOINED:
-        divide_when_joined(draft, divides_by_all=_JOINED[fix])
+        divide_when_joined(draft, wanted, divides_by_all=_JOINED[fix])
     elif fix is Switch.BATCH_WITHOUT_GROUP:
         return make_one_batch(draft, wanted)
     else:
@@ -78,15 +78,11 @@ def joining(ddp):
 '''
 
 
-def divide_when_joined(draft: Draft, *, divides_by_all: bool) -> None:
+def divide_when_joined(draft: Draft, wanted: Wanted, *, divides_by_all: bool) -> None:
     """Changes by how many ranks join() divides gradients."""
     ranks = "all ranks" if divides_by_all else "the ranks that have data left"
     draft.parts["joining"] = _JOINING.format(ranks=ranks, by_all=divides_by_all)
-    draft.after_wrap += (
-        "for module in wrapped.modules():\n"
-        "    if isinstance(module, DistributedDataParallel):\n"
-        "        joining(module)\n"
-    )
+    draft.after_wrap += at_each_ddp(wanted.facts, "joining(ddp)\n")
 
 
 _ONE_BATCH = '''\
