@@ -43,7 +43,7 @@ from ddpcheck.report.data import (
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
-from ddpcheck.run.script.events import Drawn, Passed, Updated
+from ddpcheck.run.script.events import CALLS, Drawn, Passed, Updated
 from ddpcheck.run.session import acceptance, assemble
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
@@ -262,7 +262,7 @@ class Recordings:
             passes=tuple(sorted(_passes(self.ranks).items())),
             split=self._split(),
             ahead=tuple(_ahead(self.ranks[0])),
-            draws=any(isinstance(e, Drawn) for e in self.ranks[0].progress),
+            draws=bool(_drawn(self.ranks[0])),
             shards=any(o.value.shards for o in self.ranks if o.kind == "done"),
         )
 
@@ -298,7 +298,7 @@ class Recordings:
 
 def _batches(outcome: Outcome) -> Counter[int]:
     """Returns how many batches each step has: draws, else calls of the model."""
-    drawn = Counter(e.step for e in outcome.progress if isinstance(e, Drawn))
+    drawn = Counter(event.step for event in _drawn(outcome))
     if drawn:
         return drawn
     updates = [e for e in outcome.progress if isinstance(e, Updated)]
@@ -310,11 +310,17 @@ def _ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
 
     Before the first update such a loader has drawn more than between later ones.
     """
-    drawn = Counter((e.loader, e.step) for e in rank.progress if isinstance(e, Drawn))
+    drawn = Counter((event.loader, event.step) for event in _drawn(rank))
     for loader in sorted({loader for loader, _ in drawn}):
         used, more = drawn[loader, 1], drawn[loader, 0] - drawn[loader, 1]
         if used and more > 0:
             yield loader, used, more
+
+
+def _drawn(outcome: Outcome) -> list[Drawn]:
+    """Returns the batches that were drawn; calls of the model are none."""
+    drawn = [event for event in outcome.progress if isinstance(event, Drawn)]
+    return [event for event in drawn if event.loader != CALLS]
 
 
 def _steps(outcome: Outcome) -> int:

@@ -491,6 +491,76 @@ def test_ranks_that_part_after_the_steps_of_the_check_are_followed(
     assert "SGD, 17 steps; " in checked.ended.stdout
 
 
+TEACHER = """
+import copy
+
+
+def train():
+    teacher = copy.deepcopy(model.module).requires_grad_(False)
+    for x, y in loader_of(data):
+        optimizer.zero_grad()
+        output = model(x)
+        (mse_loss(output, y) + mse_loss(output, teacher(x))).backward()
+        optimizer.step()
+        if RANK == 0:
+            for own, new in zip(teacher.parameters(), model.module.parameters()):
+                own.lerp_(new.detach(), 0.5)
+
+
+train()
+"""
+
+
+@pytest.mark.slow
+def test_teacher_in_a_variable_that_rank_0_alone_updates_is_named(
+    terminal: Terminal,
+) -> None:
+    checked = _check(terminal, _script(terminal, TEACHER))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "state/ema-teacher-divergence"
+    assert "after step 1 teacher." in checked.ended.stdout
+    right = TEACHER.replace("RANK == 0", "True")
+    _assert_equivalent(_check(terminal, _script(terminal, right)))
+
+
+NO_LOADER = f"""
+{IMPORTS}
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x, y):
+        return mse_loss(self.inner(x), y)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(WithLoss())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = torch.randn(64, 6)
+generator = torch.Generator().manual_seed(1)
+for _ in range(5):
+    x = rows[torch.randint(len(rows), (8,), generator=generator)]
+    optimizer.zero_grad()
+    model(x, x[:, :3].sin()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_draw_the_same_samples_without_a_loader_are_divergent(
+    terminal: Terminal,
+) -> None:
+    checked = _check(terminal, terminal.write(NO_LOADER, "train.py"))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "data/shard-overlap"
+    assert "draw with a seed" in checked.ended.stdout
+    right = NO_LOADER.replace("manual_seed(1)", "manual_seed(1 + RANK)")
+    _assert_equivalent(_check(terminal, terminal.write(right, "train.py")))
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

@@ -358,7 +358,7 @@ def _same(turn: _Turn) -> Finding | None:
     first = known[0][:size]
     if len(set(first)) < _DISTINCT or any(own[:size] != first for own in known):
         return None
-    return _overlap(
+    found = _overlap(
         "all ranks train on the same samples: the data are not sharded",
         (
             f"in {turn.text} the first {size} samples are the same on all "
@@ -366,6 +366,15 @@ def _same(turn: _Turn) -> Finding | None:
         ),
         Evidence(repeated=size, of_pass=size),
     )
+    if turn.passes[0].loader.number >= 0:
+        return found
+    # No loader draws them.
+    fix = Fix(
+        text="give every rank samples of its own: draw with a seed that depends on "
+        "the rank",
+        code="generator = torch.Generator().manual_seed(seed + rank)",
+    )
+    return dataclasses.replace(found, fix=fix)
 
 
 def _overlap(summary: str, facts: Iterable[str], evidence: Evidence) -> Finding:

@@ -114,6 +114,9 @@ class ExternalState:
         walk.visit("optimizer", self._optimizer, None)
         for root in self._roots:
             walk.visit("loss" if root is self._roots[0] else "train_step", root, None)
+        held = getattr(self._roots[1], "held", dict)  # of a script
+        for name, value in held().items():
+            walk.visit(name, value, None)
         return walk.found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from ddpcheck.ranks import sharing
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import averaged, contents
+from ddpcheck.run.observe import used_names
 from ddpcheck.run.script.batches import Batches
 from ddpcheck.run.script.calls import Calls, model_of
 from ddpcheck.run.script.driver import Driver
@@ -66,6 +68,7 @@ class _Hooks:
         self.shown = nn.Module()  # the model that the check has
         self.wrapper: nn.Module | None = None  # of it
         self.has_started = False  # again, since the last step
+        self.variables: dict[str, Any] = {}  # of the script, at its first draw
 
     def model(self) -> nn.Module:
         """Starts the script; returns its model, before it is wrapped."""
@@ -124,7 +127,20 @@ class _Hooks:
                 raise self._ended()
             driver.resume()
         driver.stops_at_draws, driver.updates = False, 0
+        self.variables = driver.variables()
         self.wrapper = self.wrapper or driver.wrapped
+
+    def held(self) -> dict[str, Any]:
+        """Returns what the script's functions hold for longer than a step, by name.
+
+        Not what a step makes: its batch, its outputs, its loss.
+        """
+        now = self.running.variables()
+        return {
+            name: value
+            for name, value in self.variables.items()
+            if now.get(name) is value and not _is_of_library(type(value))
+        }
 
     def batch(self, step: int) -> dict[str, Any]:
         """Returns the global batch of a step: what the ranks drew, by key."""
@@ -207,10 +223,20 @@ class _Step:
         del model, optimizer  # the script has them
         self.hooks.train(batch)
 
+    def held(self) -> dict[str, Any]:
+        """Returns what the script holds from step to step; see ExternalState."""
+        return self.hooks.held()
+
     @property
     def __globals__(self) -> dict[str, Any]:
         every = self.hooks.running.optimizers
         return {f"optimizer{i}": one for i, one in enumerate(every)}
+
+
+def _is_of_library(kind: type) -> bool:
+    """Returns whether what an object of this class holds is a library's."""
+    is_walked = issubclass(kind, nn.Module | torch.Tensor | list | tuple | dict)
+    return not is_walked and used_names.is_of_library(kind)
 
 
 def _own_seat() -> Seat:

@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from ddpcheck.run.model import contents
 from ddpcheck.run.script.driver import Driver
 
-LOADER = -1  # the number that stands for calls in the keys of batches
-
 
 def signature(module: nn.Module) -> tuple[str, tuple[str, ...]]:
     """Returns what tells a model from others: its class and its parameters' names."""

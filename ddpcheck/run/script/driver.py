@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ddpcheck.errors import code_origin
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation
@@ -124,6 +125,16 @@ class Driver:
     def enter(self, patch: contextlib.AbstractContextManager[Any]) -> None:
         """Enters a context that lasts as long as the script."""
         self._patches.enter_context(patch)
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables of the script's functions that are running, by name."""
+        found: dict[str, Any] = {}
+        frame = self._coroutine.gr_frame
+        while frame is not None:
+            if code_origin.is_users(frame.f_code.co_filename):
+                found = {**frame.f_locals, **found}
+            frame = frame.f_back
+        return found
 
     def before_draw(self) -> None:
         """Stops where the script draws a batch, if a step ends there."""

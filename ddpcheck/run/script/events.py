@@ -10,6 +10,9 @@ from typing import Any
 
 from ddpcheck.run.facts import Group
 
+# The number of the loader that stands for calls of the model, where none draws.
+CALLS = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ddpcheck.compare import tree
 from ddpcheck.run.script.batches import Batches, loader_of
-from ddpcheck.run.script.calls import LOADER
 from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.events import CALLS
 from ddpcheck.run.script.loaders import SHARED, digests
 from ddpcheck.target.script import Known
 
@@ -76,10 +76,10 @@ class Fed:
     def called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns what the model is given in a call, where no loader draws batches."""
         del args, kwargs
-        is_done = self.driver.updates or not self._allowed(LOADER)
+        is_done = self.driver.updates or not self._allowed(CALLS)
         if self.driver.stops_at_draws or is_done:
             self.driver.stop("draw")
-        batch = self._next(LOADER)
+        batch = self._next(CALLS)
         return batch["args"], batch["kwargs"]
 
     def fill(self) -> None:

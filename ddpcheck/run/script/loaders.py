@@ -7,6 +7,7 @@ how many were drawn before it in this pass.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from torch.utils.data import (
 
 from ddpcheck.compare import tree
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import Drawn, Loader, Passed
+from ddpcheck.run.script.events import CALLS, Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
 SHARED = -2  # the number that stands for batches given to ddpcheck.global_batch
@@ -169,6 +170,7 @@ class Recorder:
     keeps_data: bool = True
     turns: int = 0  # passes that ended
     shared: int = 0  # batches that were given to ddpcheck.global_batch
+    calls: int = 0  # of the model, where no loader draws
 
     def begin(self, loaders: Loaders, loader: Any, number: int, turn: int) -> Any:
         """Returns an iterator that yields what the loader does."""
@@ -226,24 +228,35 @@ class Recorder:
         if not torch.is_grad_enabled():
             return batch
         self.driver.before_draw()
-        if not self.shared:
-            self.emit(_SHARED)
-        rows = digests(batch) if _is_small(batch) else ()
-        drawn = Drawn(
-            loader=SHARED,
-            turn=0,
-            number=self.shared,
-            samples=rows,
-            step=self.step,
-            rows=rows,
-        )
-        self.emit(drawn)
+        self._drew(_SHARED, self.shared, batch)
         if self.keeps_data:
             # The script may change its own.
             kept = tree.replace(batch, lambda _, tensor: tensor.detach().clone())
             self.drawn[f"{SHARED}.0.{self.shared}"] = kept
         self.shared += 1
         return batch
+
+    def called(self, key: Key, given: Any) -> None:
+        """Records what a script whose data come from no loader gives its model."""
+        self._drew(_CALLS, self.calls, given)
+        if self.keeps_data:
+            self.drawn[key] = given
+        self.calls += 1
+
+    def _drew(self, source: Loader, number: int, batch: Any) -> None:
+        """Emits the batch number `number` of what stands for a loader."""
+        if not number:
+            self.emit(source)
+        rows = digests(batch) if _is_small(batch) else ()
+        drawn = Drawn(
+            loader=source.number,
+            turn=0,
+            number=number,
+            samples=rows,
+            step=self.step,
+            rows=rows,
+        )
+        self.emit(drawn)
 
     def take(self) -> dict[Key, Any]:
         """Returns and forgets what was drawn since the last call."""
@@ -263,6 +276,9 @@ _SHARED = Loader(
     replicas=None,
     is_iterable=True,
 )
+
+
+_CALLS = dataclasses.replace(_SHARED, number=CALLS, sampler="calls of the model")
 
 
 def _flat(index: Any) -> tuple[Any, ...]:

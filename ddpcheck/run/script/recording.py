@@ -20,9 +20,9 @@ from ddpcheck.ranks import sharing
 from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
-from ddpcheck.run.script.calls import LOADER, Calls, signature
+from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import Updated
+from ddpcheck.run.script.events import CALLS, Updated
 from ddpcheck.run.script.loaders import Kept, Loaders, Recorder
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
@@ -126,9 +126,8 @@ class _Recording:
     def _called(self, args: Any, kwargs: Any) -> None:
         if not self.draws:
             self.driver.before_draw()
-            key = f"{LOADER}.0.{len(self.rows)}"
-            if self.recorder.keeps_data:
-                self.recorder.drawn[key] = {"args": args, "kwargs": kwargs}
+            given = {"args": args, "kwargs": kwargs}
+            self.recorder.called(f"{CALLS}.0.{len(self.rows)}", given)
         first = next((t for t in tree.held((args, kwargs)) if t.dim()), None)
         self.rows.append(len(first) if first is not None else 0)
 
