@@ -21,9 +21,8 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.whole import wholes
 from ddpcheck.run.record import optimizers
-from ddpcheck.run.script.calls import LOADER, Calls, model_of
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import Drawn, Elements, Moment
+from ddpcheck.run.script.events import CALLS, Calls, Drawn, Elements, Moment, model_of
 from ddpcheck.run.script.loaders import Loaders, Recorder, digests
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
@@ -100,7 +99,7 @@ class _Following:
         self.driver.before_draw()
         self.context.emit(
             Drawn(
-                loader=LOADER,
+                loader=CALLS,
                 turn=0,
                 number=self.calls,
                 samples=digests((args, kwargs)),
