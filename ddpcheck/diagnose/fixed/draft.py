@@ -17,6 +17,7 @@ from ddpcheck.target.target import TargetRef
 
 NAME = "fixed.py"
 _WIDTH = 88
+_INDENT = "    "
 
 _HEAD = '"""{file} with the fix of {slugs}.'
 _MARK = 'Written by ddpcheck, and checked as it is."""\n'  # report/output.py knows it
@@ -176,7 +177,10 @@ def _within(contexts: Sequence[str], code: str) -> list[str]:
     lines = code.strip("\n").splitlines()
     if not contexts:
         return lines
-    return [f"with {', '.join(contexts)}:", *_indented(code)]
+    first = f"with {', '.join(contexts)}:"
+    if len(first) <= _WIDTH - len(_INDENT):
+        return [first, *_indented(code)]
+    return ["with (", *(f"{_INDENT}{c}," for c in contexts), "):", *_indented(code)]
 
 
 def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
@@ -193,7 +197,7 @@ def _parts(draft: Draft, facts: Facts, names: Mapping[str, str]) -> list[str]:
     if is_wrapped or is_idle or (draft.building and facts.has_wrap):
         found.append(_wrap(draft, facts, names.get("wrap", "wrap")))
     if draft.optimizer or draft.building:
-        found.append(_optimizer(draft, names.get("optimizer", "optimizer")))
+        found.append(_optimizer(draft, facts, names.get("optimizer", "optimizer")))
     added = [*draft.parts.values(), *draft.at_end.values()]
     return found + [text.strip("\n") for text in added]
 
@@ -267,8 +271,10 @@ def _wrap(draft: Draft, facts: Facts, name: str) -> str:
 _USUAL = "getattr(original, {name!r}, lambda p: torch.optim.SGD(p, lr=0.1))"
 
 
-def _optimizer(draft: Draft, name: str) -> str:
+def _optimizer(draft: Draft, facts: Facts, name: str) -> str:
     usual = _USUAL.format(name=name)
+    if re.search(rf"^def {name}\(", facts.source, re.MULTILINE):
+        usual = f"original.{name}"
     return "\n".join(
         [
             "def optimizer(params):",
@@ -280,4 +286,4 @@ def _optimizer(draft: Draft, name: str) -> str:
 
 
 def _indented(code: str) -> list[str]:
-    return textwrap.indent(code.strip("\n"), "    ").splitlines()
+    return textwrap.indent(code.strip("\n"), _INDENT).splitlines()

@@ -329,6 +329,29 @@ def test_file_of_a_source_trains_as_the_single_process(
     assert max(differences(fixed)) < ROUNDING
 
 
+RANK = "def rank():\n    return dist.get_rank() if dist.is_initialized() else 0\n"
+IS_FIRST = "def is_first():\n    return not dist.is_initialized() or {}\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [
+        (RANK, 'original, "rank"'),
+        (IS_FIRST.format("dist.get_rank() == 0"), 'dist, "get_rank"'),
+        (IS_FIRST.format("not dist.get_rank()"), 'dist, "get_rank"'),
+        (IS_FIRST.format("dist.get_rank() < 1"), 'dist, "get_rank"'),
+    ],
+    ids=["rank", "compared", "negated", "less"],
+)
+def test_function_of_the_rank_returns_0_only_where_it_returns_the_rank(
+    function: str, place: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.py"
+    target.write_text(f"{function}\n\ndef train_step(m, o, b): ...\n")
+    text, *_ = _texts("of a source", target, (Switch.FIRST_RANK,))
+    assert f"with mock.patch.object({place}, lambda *_: 0):" in text
+
+
 # A check of its file, whose ranks train alike in plain torch, does not end equal.
 UNPROVEN = "sync/learning-rate-of-the-next-epoch-by-the-own-loss"
 PROVEN = [name for name, _ in CASES.values() if name != UNPROVEN]

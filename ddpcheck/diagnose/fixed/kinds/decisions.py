@@ -68,7 +68,11 @@ def share_numbers(draft: Draft, *, sums: bool) -> None:
 
 _FIRST = 'mock.patch.object({owner}, "{name}", lambda *_: 0)'
 _IMPORTED = re.compile(r"^from torch\.distributed import .*\bget_rank\b", re.MULTILINE)
-_OWN = re.compile(r"^def (\w+)\(\):\n\s+return .*\bget_rank\b", re.MULTILINE)
+# A function that returns the rank; one that compares it returns another value.
+_OWN = re.compile(
+    r"^def (\w+)\(\):\n\s+return (?!.*([=!]=|[<>]|not \w*\.?get_rank)).*\bget_rank\b",
+    re.MULTILINE,
+)
 
 
 def act_as_first(draft: Draft, wanted: Wanted) -> None:
