@@ -21,8 +21,9 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.whole import wholes
 from ddpcheck.run.record import optimizers
+from ddpcheck.run.script.calls import Calls, model_of
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import CALLS, Calls, Drawn, Elements, Moment, model_of
+from ddpcheck.run.script.events import CALLS, Drawn, Elements, Moment
 from ddpcheck.run.script.loaders import Loaders, Recorder, digests
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
