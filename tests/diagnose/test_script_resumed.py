@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.diagnose.script_data import resumed
-from ddpcheck.run.script.events import Drawn, Moment
+from ddpcheck.run.script.events import Drawn, Moment, Passed
 
 START = 2
 NOTHING: dict[str, tuple[float, ...]] = {}
@@ -153,6 +153,43 @@ def test_batches_that_are_drawn_ahead_are_of_the_next_update() -> None:
     ]
     (found,) = resumed.compared([whole], [moved], START).findings
     assert found.slug == "data/resume-order"
+
+
+def _ahead(start: int, skipped: int = 0) -> list[Any]:
+    """Returns the events of a rank that draws a batch ahead, in passes of 4 batches.
+
+    It begins at an update, and has drawn batches of its pass before.
+    """
+    events: list[Any] = [_drawn(0, start - number) for number in range(skipped, 0, -1)]
+    waits = False
+    for step in range(7 - start):
+        update = step + start
+        if not waits:
+            events.append(_drawn(step, update))
+        waits = update % 4 < 3
+        if waits:
+            events.append(_drawn(step, update + 1))
+        else:
+            events.append(Passed(loader=0, turn=update // 4, batches=4))
+        events.append(_moment(step, update))
+    return events
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 4, 5])
+def test_loader_that_draws_ahead_is_followed_over_the_end_of_a_pass(start: int) -> None:
+    whole, skipped = _ahead(0), start % 4
+    found = resumed.compared([whole], [_ahead(start)], start)
+    assert (found.findings, found.not_compared) == ([], ())
+    found = resumed.compared([whole], [_ahead(start, skipped)], start)
+    assert (found.findings, found.not_compared) == ([], ())
+    anew = [
+        dataclasses.replace(e, samples=(e.samples[0] + 1, *e.samples[1:]))
+        if isinstance(e, Drawn)
+        else e
+        for e in _ahead(start)
+    ]
+    (one,) = resumed.compared([whole], [anew], start).findings
+    assert one.slug == "data/resume-order"
 
 
 def test_loader_that_only_evaluates_does_not_count() -> None:

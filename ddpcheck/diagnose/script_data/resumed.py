@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Finding, Fix, NotCompared
-from ddpcheck.run.script.events import Drawn, Elements, Moment
+from ddpcheck.run.script.events import Drawn, Elements, Moment, Passed
 
 ORDER, STATE, RANDOM = (
     "data/resume-order",
@@ -208,22 +208,31 @@ def _streams(
 ) -> Iterator[tuple[Used, Used]]:
     """Yields the samples of each training loader: of one run, and of the resumed one.
 
-    A loader trains if every compared update draws from it. The resumed run may draw
-    before its first update what it skips: its last draws count.
+    The resumed run may draw before its first update what it skips: what it draws last
+    counts. Of a loader that draws ahead, the end of a pass is unknown where updates use
+    several batches that do not divide the pass: it is left out.
     """
-    steps = range(start, start + updates)
-    ours = [one for one in _loaders(whole) if _trains(one, steps)]
-    theirs = [one for one in _loaders(resumed) if _trains(one, range(updates))]
-    for mine, again in zip(ours, theirs, strict=False):
-        ahead = _ahead(mine)
-        used = _used(mine, 0, ahead)
-        size = len(used.get(start, ()))
-        first = [e for e in again if e.step == 0]
-        batches = sum(1 for e in mine if e.step == max(start, 1))
-        skipped = len(first) - ahead - batches if ahead else 0
-        found = _used(again, max(0, skipped), ahead)
-        if 0 in found and not ahead:
-            found[0] = found[0][len(found[0]) - size :]
+    steps, again = range(start, start + updates), range(updates)
+    draw_ahead = any(_per_update(one)[1] for one in _loaders(whole))
+    ours = [one for one in _loaders(whole) if _trains(one, steps, draw_ahead)]
+    theirs = [one for one in _loaders(resumed) if _trains(one, again, draw_ahead)]
+    passes = [e.batches for e in (*whole, *resumed) if isinstance(e, Passed)]
+    for mine, its in zip(ours, theirs, strict=False):
+        size, ahead = _per_update(mine)
+        if ahead and any(batches % size for batches in passes):
+            continue
+        used = _used(mine, size, ahead)
+        if ahead:
+            # As many batches wait for their update as in the other run.
+            waiting = sum(1 for e in mine if e.step <= start) - (start + 1) * size
+            first = sum(1 for e in its if e.step == 0)
+            found = _used(its[max(0, first - size - waiting) :], size, ahead)
+        else:
+            found = _used(its, size, ahead)
+            mine_last, its_last = used.get(start, ()), found.get(0, ())
+            least = min(len(mine_last), len(its_last))
+            used[start] = mine_last[len(mine_last) - least :]
+            found[0] = its_last[len(its_last) - least :]
         yield used, {s: one for s, one in found.items() if s < updates}
 
 
@@ -235,28 +244,31 @@ def _loaders(events: Sequence[Any]) -> list[list[Drawn]]:
     return [found[loader] for loader in sorted(found)]
 
 
-def _trains(drawn: Sequence[Drawn], steps: Iterable[int]) -> bool:
-    own = {one.step for one in drawn}
-    return all(step in own for step in steps)
+def _trains(drawn: Sequence[Drawn], steps: Sequence[int], draw_ahead: bool) -> bool:  # noqa: FBT001
+    """Returns whether updates draw from a loader.
+
+    All of these do, or, if loaders draw ahead, all but those at the end of a pass. One
+    that evaluates is drawn from between two updates as a whole.
+    """
+    without = len(set(steps) - {one.step for one in drawn})
+    return bool(steps) and (2 * without <= len(steps) if draw_ahead else not without)
 
 
-def _ahead(drawn: Sequence[Drawn]) -> int:
-    """Returns how many batches a loader draws before the update that uses them."""
-    counts = [sum(1 for one in drawn if one.step == step) for step in (0, 1)]
-    return max(0, counts[0] - counts[1]) if counts[1] else 0
+def _per_update(drawn: Sequence[Drawn]) -> tuple[int, int]:
+    """Returns how many batches an update uses, and how many are drawn ahead of it."""
+    first, second = (sum(1 for e in drawn if e.step == step) for step in (0, 1))
+    return second, max(0, first - second) if second else 0
 
 
-def _used(drawn: Sequence[Drawn], skipped: int, ahead: int) -> Used:
-    """Returns the samples that each update uses."""
+def _used(drawn: Sequence[Drawn], size: int, ahead: int) -> Used:
+    """Returns the samples of each update; if drawn ahead, of `size` batches each."""
     found: Used = {}
     if not ahead:
         for one in drawn:
             found[one.step] = (*found.get(one.step, ()), *one.samples)
         return found
-    size = sum(1 for one in drawn if one.step == 1)
-    left = drawn[skipped:]
-    for step in range(len(left) // size if size else 0):
-        part = left[step * size : (step + 1) * size]
+    for step in range(len(drawn) // size):
+        part = drawn[step * size : (step + 1) * size]
         found[step] = tuple(sample for one in part for sample in one.samples)
     return found
 
