@@ -21,15 +21,17 @@ from ddpcheck.checking import (
     opening,
     reporting,
     resuming,
+    script_draws,
     script_verdicts,
     sharded,
 )
+from ddpcheck.checking.script_endings import Endings, steps
 from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, SignalError, UsageError
-from ddpcheck.errors.raised import wants_cuda
+from ddpcheck.ranks import made
 from ddpcheck.ranks.budget import Budget
-from ddpcheck.ranks.messages import Job, Outcome, Raised
+from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import (
     DATA,
@@ -43,10 +45,10 @@ from ddpcheck.report.data import (
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
-from ddpcheck.run.script.events import CALLS, Drawn, Passed, Updated
-from ddpcheck.run.session import acceptance, assemble
+from ddpcheck.run.script import traces
+from ddpcheck.run.script.events import Built, Passed, Updated
+from ddpcheck.run.session import acceptance
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
-from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
 from ddpcheck.target import script as scripts
 from ddpcheck.target.options import Options
 from ddpcheck.target.script import Known, Script
@@ -149,18 +151,16 @@ def _check(
     if options.resume_at is not None:
         return resuming.check(pool, script, world_size, options, progress)
     progress(f"recording {script.name} on {world_size} ranks and as one process")
-    recordings = _record(pool, script, world_size, options)
-    _check_single(script, recordings)
+    recordings, endings = _recorded(pool, script, world_size, options, options.steps)
     parting = recordings.parting()
     if parting is not None and options.steps <= parting < _MOST_STEPS:
         # The ranks are one model in the steps that are asked for, and not later on.
         progress(f"recording {parting + 1} steps of {script.name}")
         longer = dataclasses.replace(options, steps=parting + 1)
-        recordings = _record(pool, script, world_size, longer)
-        _check_single(script, recordings)
+        recordings, endings = _recorded(pool, script, world_size, longer, options.steps)
     if recordings.single.kind == "done":
         pool.import_more(recordings.single.value.modules)
-    faults = recordings.faults()
+    faults = endings.faults()
     known = recordings.known()
     if not known.steps:
         if not faults:
@@ -168,7 +168,7 @@ def _check(
         unchecked = reporting.unchecked(
             _ref(script, known), "the ranks failed before the first update", 1
         )
-        return _with_more(unchecked, script, recordings, options)
+        return _with_more(unchecked, script, recordings, endings, options)
     asked = dataclasses.replace(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
@@ -197,7 +197,28 @@ def _check(
     report = checked(known, diagnoses=not known.shards)
     if known.shards:
         report = sharded.explained(report, checked_whole)
-    return _with_more(report, script, recordings, options)
+    return _with_more(report, script, recordings, endings, options)
+
+
+def _recorded(
+    pool: Pool, script: Script, world_size: int, options: Options, asked: int
+) -> tuple[Recordings, Endings]:
+    """Returns the recordings of a script that trains as a single process.
+
+    Raises:
+        UsageError: script-fails, script-writes.
+        CannotCheckError: it hangs as a single process, or kills it.
+    """
+    recordings = _record(pool, script, world_size, options)
+    endings = Endings(
+        script=script,
+        ranks=recordings.ranks,
+        single=recordings.single,
+        asked=asked,
+        made=made.read(pool.folder),
+    )
+    endings.check()
+    return recordings, endings
 
 
 @contextlib.contextmanager
@@ -210,6 +231,7 @@ def _opened(script: Script, options: Options, progress: Silent) -> Iterator[Pool
             later=opening.PRELOAD_LATER,
             libraries=libraries,
             has_spare=True,
+            environment=traces.offline(),
         )
         with Pool(what, timeout_s=options.limit_s) as pool:
             pool.device = options.run_device
@@ -253,27 +275,24 @@ class Recordings:
 
     def known(self) -> Known:
         """Returns what later runs have to know."""
-        models = [o.value.model for o in self.ranks if o.kind == "done"]
+        built = [e for o in self.ranks for e in o.progress if isinstance(e, Built)]
+        draws = bool(script_draws.drawn(self.ranks[0]))
+        every = list(self.ranks)
+        every += [] if self.single.kind == "done" else [self.single]
+        most = min(self.asked, *map(steps, every))
+        if draws:
+            most = script_draws.usable_steps(self.ranks, most)
         return Known(
             folder=self.folder,
             world_size=len(self.ranks),
-            steps=min(self.asked, *map(_steps, self.ranks)),
-            model=models[0] if models else None,
+            steps=most,
+            model=built[0].model if built else None,
             passes=tuple(sorted(_passes(self.ranks).items())),
             split=self._split(),
-            ahead=tuple(_ahead(self.ranks[0])),
-            draws=bool(_drawn(self.ranks[0])),
-            shards=any(o.value.shards for o in self.ranks if o.kind == "done"),
+            ahead=tuple(script_draws.ahead(self.ranks[0])),
+            draws=draws,
+            shards=any(one.shards for one in built),
         )
-
-    def faults(self) -> list[Fault]:
-        """Returns the ranks that raised, died or hung."""
-        spec = RunSpec(mode=DDP.name, world_size=len(self.ranks))
-        outcome = RunOutcome(spec=spec, reference=ReferenceResult(), ranks=self.ranks)
-        return [
-            dataclasses.replace(fault, step=_steps(self.ranks[fault.rank]))
-            for fault in assemble.faults_of(outcome)
-        ]
 
     def parting(self) -> int | None:
         """Returns the first step (from 0) whose update makes the ranks differ.
@@ -298,33 +317,11 @@ class Recordings:
 
 def _batches(outcome: Outcome) -> Counter[int]:
     """Returns how many batches each step has: draws, else calls of the model."""
-    drawn = Counter(event.step for event in _drawn(outcome))
+    drawn = Counter(event.step for event in script_draws.drawn(outcome))
     if drawn:
         return drawn
     updates = [e for e in outcome.progress if isinstance(e, Updated)]
     return Counter({e.step: len(e.rows) for e in updates})
-
-
-def _ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
-    """Yields the loaders that draw ahead: see Known.
-
-    Before the first update such a loader has drawn more than between later ones.
-    """
-    drawn = Counter((event.loader, event.step) for event in _drawn(rank))
-    for loader in sorted({loader for loader, _ in drawn}):
-        used, more = drawn[loader, 1], drawn[loader, 0] - drawn[loader, 1]
-        if used and more > 0:
-            yield loader, used, more
-
-
-def _drawn(outcome: Outcome) -> list[Drawn]:
-    """Returns the batches that were drawn; calls of the model are none."""
-    drawn = [event for event in outcome.progress if isinstance(event, Drawn)]
-    return [event for event in drawn if event.loader != CALLS]
-
-
-def _steps(outcome: Outcome) -> int:
-    return sum(isinstance(event, Updated) for event in outcome.progress)
 
 
 def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
@@ -366,56 +363,6 @@ def _record(
     )
 
 
-def _check_single(script: Script, recordings: Recordings) -> None:
-    """Raises where the script does not train as a single process.
-
-    Raises:
-        UsageError: script-fails.
-        CannotCheckError: it hangs, or kills its process.
-    """
-    outcome = recordings.single
-    if outcome.kind == "raised":
-        assert outcome.raised is not None
-        raise _fails(script, outcome.raised, recordings)
-    if outcome.kind == "died":
-        message = f"{script.name} ends its process when it runs as a single process"
-        raise CannotCheckError(message, outcome.stack or outcome.stderr)
-    if outcome.kind != "done":
-        message = f"{script.name} hangs as a single process"
-        message += frames.in_users(outcome.stack)
-        raise CannotCheckError(
-            message + "; if it needs longer: --timeout-s", outcome.stack
-        )
-
-
-def _fails(script: Script, raised: Raised, recordings: Recordings) -> UsageError:
-    """Returns the error for a script that raises in the single process."""
-    if raised.type_name == "UsageError":
-        words = raised.message.partition(": ")[2].splitlines()
-        raise CannotCheckError(words[0] if words else raised.message, raised.stack)
-    if wants_cuda(raised.message, raised.stack) and not script.cuda_as_cpu:
-        fix = "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU does"
-    else:
-        start = f"torchrun --nproc-per-node 1 {script.name} ..."
-        fix = f"make this work first: {start}"
-    lines = raised.message.strip().splitlines()
-    place = (raised.where or "").removeprefix(f"{script.folder}/")
-    where = f" ({place})" if place else ""
-    also = any(o.kind == "raised" for o in recordings.ranks)
-    return UsageError(
-        Problem(
-            slug="script-fails",
-            message=f"{script.name} fails as a single process"
-            + ", and on ranks" * also,
-            expected="a script that trains with WORLD_SIZE=1: the runs are compared "
-            "with it",
-            found=f"{raised.type_name}: {lines[0] if lines else ''}{where}",
-            fix=fix,
-            stack=raised.stack,
-        )
-    )
-
-
 def _no_training(script: Script) -> UsageError:
     return UsageError(
         Problem(
@@ -429,7 +376,11 @@ def _no_training(script: Script) -> UsageError:
 
 
 def _with_more(
-    report: Report, script: Script, recordings: Recordings, options: Options
+    report: Report,
+    script: Script,
+    recordings: Recordings,
+    endings: Endings,
+    options: Options,
 ) -> Report:
     """Adds to the report what the recordings show by themselves.
 
@@ -438,7 +389,7 @@ def _with_more(
     """
     runs, new = list(report.runs), list[Finding]()
     ranks = [outcome.progress for outcome in recordings.ranks]
-    single, faults = recordings.single.progress, recordings.faults()
+    single, faults = recordings.single.progress, endings.faults()
     in_data = script_data.findings(ranks, single, finished=not faults)
     left_out = script_data.not_compared(ranks, single)
     known = [finding.slug for finding in in_data]
@@ -470,8 +421,13 @@ def _with_more(
         parts=script_verdicts.parts(
             compared, report.findings, in_data, left_out, len(ranks)
         ),
-        not_compared=tuple(dict.fromkeys((*report.not_compared, *left_out))),
-        warnings=tuple(text for text in report.warnings if text not in unused),
+        not_compared=tuple(
+            dict.fromkeys((*endings.left_out(), *report.not_compared, *left_out))
+        ),
+        warnings=(
+            *endings.warnings(),
+            *(text for text in report.warnings if text not in unused),
+        ),
     )
     return dataclasses.replace(made, reproduce=_reproduce(script, made))
 

@@ -110,13 +110,15 @@ class Preload:
     `modules`; its result is `server.preload.RESULT` in every rank. The modules of
     `later` are imported after it, unless its result has `needs_later` = False: a user's
     mistake is reported without waiting for them. `libraries` are imported last, as
-    "package" or "package:name"; those that cannot be imported are skipped. `has_spare`:
-    whether `Pool.import_more` will be called.
+    "package" or "package:name"; those that cannot be imported are skipped.
+    `environment`: variables that are set before. `has_spare`: whether
+    `Pool.import_more` will be called.
     """
 
     modules: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     call: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     has_spare: bool = False
@@ -180,6 +182,7 @@ class Pool:
         with forkserver.changed(
             {
                 preload.SETTINGS: json.dumps(settings),
+                **self._what.environment,
                 **forkserver.interface(loopback=self._loopback),
                 **forkserver.large_pages(),
                 # Without it torch would import a random.py of the working folder.

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpcheck.errors import code_origin
@@ -50,8 +50,9 @@ class Script:
     """A script as torchrun would start it.
 
     One of `path` (a file) and `module` (as after `python -m`) is set. `arguments` are
-    the script's own; "{world_size}" in one of them is replaced in each run. `folder` is
-    the working folder of the script. `allows_writes`: it may change files and folders
+    the script's own; "{world_size}" in one of them is replaced in each run. `source`:
+    the file's text, read once, so that all runs are of one script. `folder` is the
+    working folder of the script. `allows_writes`: it may change files and folders
     that existed before the check. `cuda_as_cpu`: it runs on the CPU where it asks for
     CUDA. Runs of the same name in `shares` see each other's files; others do not.
     """
@@ -60,6 +61,7 @@ class Script:
     module: str = ""
     arguments: tuple[str, ...] = ()
     folder: str = ""
+    source: bytes = field(default=b"", repr=False)
     allows_writes: bool = False
     cuda_as_cpu: bool = False
     shares: str = ""
@@ -91,8 +93,21 @@ def script(path: str, arguments: tuple[str, ...]) -> Script:
                 fix="give the path of the training script; what follows it is its own",
             )
         )
-    full = str(Path(path).absolute())
-    return Script(path=full, arguments=arguments, folder=str(Path.cwd()))
+    full = Path(path).absolute()
+    try:
+        source = full.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            Problem(
+                slug="script-missing-file",
+                message=f"{path} cannot be read",
+                expected="a training script",
+                found=error.strerror or str(error),
+                fix="make the file readable",
+            )
+        ) from None
+    folder = str(Path.cwd())
+    return Script(path=str(full), arguments=arguments, folder=folder, source=source)
 
 
 def parsed(started: Sequence[str]) -> Script:
@@ -127,8 +142,8 @@ def libraries(script: Script) -> tuple[str, ...]:
     before the ranks are forked, they need not be imported by each.
     """
     try:
-        tree = ast.parse(Path(script.path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(script.source)
+    except (SyntaxError, ValueError):
         return ()
     names: dict[str, None] = {}
     for node in ast.walk(tree):

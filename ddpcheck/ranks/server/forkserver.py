@@ -52,6 +52,8 @@ class Server:
     def start(self) -> None:
         """Starts the server process; returns before its imports are done."""
         with _sockets_in(self._folder), _plain_search():
+            with _silent_tracker():
+                resource_tracker.ensure_running()
             self._server.ensure_running()
 
     @property
@@ -128,6 +130,20 @@ class Server:
         except (ChildProcessError, OSError):
             # A SIGCHLD handler of the program has reaped it.
             self._server._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _silent_tracker() -> Iterator[None]:
+    """Starts the tracker of semaphores without its warning.
+
+    Ranks end at once: it removes the semaphores of user code, as it should, and would
+    tell of it on standard error.
+    """
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    try:
+        yield
+    finally:
+        sys.warnoptions.pop()
 
 
 class _Woken(ForkServer):

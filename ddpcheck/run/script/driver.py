@@ -45,6 +45,10 @@ _SEED = 0
 _kept: list[Any] = []  # a coroutine that is collected would be made to end
 
 
+class ScriptInterrupt(Exception):  # noqa: N818 (its name is shown to users)
+    """The script raised KeyboardInterrupt; no signal did."""
+
+
 class Driver:
     """A script that is run from stop to stop.
 
@@ -108,6 +112,8 @@ class Driver:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+        except KeyboardInterrupt as error:
+            raise ScriptInterrupt(str(error)) from error
         return "ended"
 
     def stop(self, reason: Stop) -> None:

@@ -85,6 +85,18 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What the script has built, when its first step ends.
+
+    `model`: the class and the parameter names of what was wrapped, or None. `shards`:
+    whether fully_shard cut the model.
+    """
+
+    model: tuple[str, tuple[str, ...]] | None
+    shards: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
     """One step: the numbers of each optimizer's groups after it, and its updates.
 

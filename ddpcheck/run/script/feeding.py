@@ -46,6 +46,8 @@ class Fed:
     known: Known
     split: int
     empty: list[tuple[int, Any]] = field(default_factory=list)  # (loader, batch)
+    # How many batches may be drawn ahead in a step in which a pass begins, by loader.
+    spare: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
 
     def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
@@ -54,14 +56,21 @@ class Fed:
         length = dict(self.known.passes).get((number, turn))
         count = 0
         while not self._ends(length, count):
+            if not count:
+                self._begin_ahead(number)
             # In a probe nothing is updated.
             is_done = self.driver.updates or not self._allowed(number)
             if self.driver.stops_at_draws or is_done:
                 self.driver.stop("draw")
+            if not count:
+                self._begin_ahead(number)  # in the step that has begun, if one has
             self.asked[number] = self.asked.get(number, 0) + 1
             yield self._next(number)
             count += 1
         self.driver.before_draw()
+
+    def _begin_ahead(self, number: int) -> None:
+        self.spare |= {n: ahead for n, _, ahead in self.known.ahead if n == number}
 
     def shared(self, batch: Any) -> Any:
         """Returns what ddpcheck.global_batch gives the script in place of a batch."""
@@ -84,7 +93,7 @@ class Fed:
 
     def fill(self) -> None:
         """Fills the batches that were drawn ahead of the step that begins now."""
-        waiting, self.empty, self.asked = self.empty, [], {}
+        waiting, self.empty, self.asked, self.spare = self.empty, [], {}, {}
         for loader, batch in waiting:
             filled = tree.held(self._next(loader))
             for tensor, values in zip(tree.held(batch), filled, strict=True):
@@ -132,7 +141,8 @@ class Fed:
         asked, is_first = self.asked.get(loader, 0), self.step.since_start == 1
         for number, used, ahead in self.known.ahead:
             if number == loader:
-                return self.split * (used + is_first * ahead) - asked
+                more = ahead if is_first else self.spare.get(loader, 0)
+                return self.split * (used + more) - asked
         return self._left(loader)
 
     def _left(self, loader: int) -> int:

@@ -75,7 +75,8 @@ def _of_file(script: Script) -> types.CodeType:
     path = Path(script.path)
     sys.path.insert(0, str(path.parent))
     loader = importlib.machinery.SourceFileLoader("__main__", str(path))
-    return loader.source_to_code(loader.get_data(str(path)), str(path))
+    source = script.source or loader.get_data(str(path))
+    return loader.source_to_code(source, str(path))
 
 
 def _of_module(

@@ -22,7 +22,7 @@ from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import CALLS, Updated
+from ddpcheck.run.script.events import CALLS, Built, Updated
 from ddpcheck.run.script.loaders import Kept, Loaders, Recorder
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
@@ -91,6 +91,13 @@ class _Recording:
 
     def run(self) -> Recorded:
         """Runs the script to the end of the recording."""
+        try:
+            return self._run()
+        finally:
+            if not self.rank:
+                _ended(self.folder).touch()
+
+    def _run(self) -> Recorded:
         done, driver = 0, self.driver
         with self.loaders.watched(), sharing.taken_by(self.recorder.share):
             while True:
@@ -102,8 +109,6 @@ class _Recording:
                         break
                 if is_over:
                     break
-        if driver.stopped == "ended" and not self.rank:
-            self._decide(done, goes_on=True)
         model = driver.wrapping
         wrapper = driver.wrapped
         return Recorded(
@@ -133,6 +138,10 @@ class _Recording:
 
     def _end_step(self, step: int) -> None:
         driver, recorder = self.driver, self.recorder
+        if not step:
+            model = driver.wrapping
+            built = signature(model) if model is not None else None
+            self.context.emit(Built(model=built, shards=driver.shards))
         if step < self.steps:
             _write(self.folder, self.rank, step, recorder)
         self.context.emit(
@@ -163,9 +172,12 @@ class _Recording:
             self._decide(step, goes_on=goes_on)
             return goes_on
         while True:
+            is_over = _ended(self.folder).exists()  # looked at before decisions
             for goes_on in (True, False):
                 if _decision(self.folder, step, goes_on=goes_on).exists():
                     return goes_on
+            if is_over:
+                return True
             time.sleep(_POLL_S)
 
     def _decide(self, step: int, *, goes_on: bool) -> None:
@@ -174,6 +186,11 @@ class _Recording:
 
 def _decision(folder: Path, step: int, *, goes_on: bool) -> Path:
     return folder / f"{step}.{'go' if goes_on else 'stop'}"
+
+
+def _ended(folder: Path) -> Path:
+    """Returns the mark of rank 0's end: after it, it decides nothing."""
+    return folder / "ended"
 
 
 def _groups(driver: Driver) -> tuple[tuple[Group, ...], ...]:

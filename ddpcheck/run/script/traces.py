@@ -127,11 +127,17 @@ def watched(
             _keeper = before
 
 
+def offline() -> dict[str, str]:
+    """Returns the variables that keep clients of trackers and hubs off the network.
+
+    Some read them when they are imported: they are set before that, and in each rank.
+    """
+    return _TRACKERS | {k: os.environ.get(k, value) for k, value in _HUBS.items()}
+
+
 def _set_environment(keeper: _Keeper) -> None:
     tracking = {"MLFLOW_TRACKING_URI": f"file:{keeper.temporary}/mlruns"}
-    os.environ.update(_TRACKERS | tracking)
-    for variable, value in _HUBS.items():
-        os.environ.setdefault(variable, value)
+    os.environ.update(offline() | tracking)
     os.environ["TMPDIR"] = tempfile.tempdir = keeper.temporary
     # No __pycache__ appears next to the user's modules.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -1,0 +1,72 @@
+"""How a script's loaders are used: which draw batches before their step.
+
+A loader that fetches ahead has drawn the next batch before this one is trained on. So
+the batches of a step are not those that were drawn in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from ddpcheck.ranks.messages import Outcome
+from ddpcheck.run.script.events import CALLS, Drawn, Updated
+
+
+def drawn(rank: Outcome) -> list[Drawn]:
+    """Returns the batches that a process drew; calls of the model are none."""
+    every = [event for event in rank.progress if isinstance(event, Drawn)]
+    return [event for event in every if event.loader != CALLS]
+
+
+def ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
+    """Yields the loaders that draw ahead: see Known.
+
+    Before the first update such a loader has drawn more than between later ones. Where
+    there are steps in which nothing is drawn, each of them uses what was drawn before.
+    """
+    every = drawn(rank)
+    counts = Counter((event.loader, event.step) for event in every)
+    updates = [event for event in rank.progress if isinstance(event, Updated)]
+    empty = _empty(every, len(updates))
+    for loader in sorted({event.loader for event in every}):
+        own = [counts[loader, step] for step in range(len(updates))]
+        used, more = counts[loader, 1], counts[loader, 0] - counts[loader, 1]
+        if not used and empty:
+            used = _most_used(own)
+            more = max(own) - used
+        elif not used and len(updates) == 1:
+            used = _by_rows([e for e in every if e.loader == loader], updates[0])
+            more = own[0] - used
+        if used and more > 0:
+            yield loader, used, more
+
+
+def usable_steps(ranks: Sequence[Outcome], most: int) -> int:
+    """Returns how many steps are known to have batches, at most `most`."""
+    if any(ahead(ranks[0])):
+        return most
+    for rank in ranks:
+        empty = _empty(drawn(rank), most)
+        most = min([most, *(step for step in empty if step)])
+    return most
+
+
+def _empty(batches: Sequence[Drawn], updates: int) -> list[int]:
+    """Returns the steps in which no loader drew a batch."""
+    steps = {event.step for event in batches}
+    return [step for step in range(updates) if step not in steps]
+
+
+def _most_used(counts: Sequence[int]) -> int:
+    """Returns how many batches each step can have used of what was drawn until then."""
+    so_far = accumulate(counts)
+    return min(total // (step + 1) for step, total in enumerate(so_far))
+
+
+def _by_rows(batches: Sequence[Drawn], update: Updated) -> int:
+    """Returns how many of a step's batches have the rows that the model was given."""
+    sizes = list(accumulate(len(event.samples) for event in batches))
+    given = sum(update.rows)
+    return sizes.index(given) + 1 if given in sizes else 0

@@ -1,0 +1,195 @@
+"""How the processes of a script ended when they were recorded, and what that means.
+
+A script that has trained the steps which are asked for may end as it likes: it may
+raise, exit with a code, wait for ever. The check stops it before that. Ranks that end
+as the single process does are no fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddpcheck.errors import frames
+from ddpcheck.errors.problem import Problem, UsageError, cut
+from ddpcheck.errors.raised import wants_cuda
+from ddpcheck.ranks.made import Made, Refused
+from ddpcheck.ranks.messages import Outcome, Raised
+from ddpcheck.report.data import Fault, NotCompared
+from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.script.events import Updated
+from ddpcheck.run.session import assemble
+from ddpcheck.run.session.session import CannotCheckError, describe_exit
+from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
+from ddpcheck.target.script import Script
+
+_REFUSED = "WriteRefusedError"
+_MEANT = ("SystemExit", "ScriptInterrupt")  # an end that a script chooses
+_USAGE_CODE = 2  # of argparse
+_LAST_LINES = 3
+
+
+def steps(outcome: Outcome) -> int:
+    """Returns how many updates a process has recorded."""
+    return sum(isinstance(event, Updated) for event in outcome.progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endings:
+    """How the ranks and the single process of a script ended.
+
+    `asked`: the steps to check. `made`: what the processes did to files.
+    """
+
+    script: Script
+    ranks: Sequence[Outcome]
+    single: Outcome
+    asked: int
+    made: Made
+
+    def check(self) -> None:
+        """Raises where the script does not train as a single process.
+
+        Raises:
+            UsageError: script-fails, script-writes.
+            CannotCheckError: it hangs, or kills its process.
+        """
+        short = [o for o in (self.single, *self.ranks) if steps(o) < self.asked]
+        refused = next((o.raised for o in short if _is_refused(o.raised)), None)
+        if refused is not None:
+            raise self._writes(refused)
+        outcome, done = self.single, steps(self.single)
+        if outcome.kind == "raised":
+            assert outcome.raised is not None
+            is_meant = outcome.raised.type_name in _MEANT
+            if done < self.asked and not (is_meant and done):
+                raise self._fails(outcome.raised)
+        elif outcome.kind == "died" and not done:
+            message = (
+                f"{self.script.name} ends its process when it runs as a single process"
+            )
+            raise CannotCheckError(message, outcome.stack or outcome.stderr)
+        elif outcome.kind != "done" and not done:
+            message = f"{self.script.name} hangs as a single process"
+            message += frames.in_users(outcome.stack)
+            raise CannotCheckError(
+                message + "; if it needs longer: --timeout-s", outcome.stack
+            )
+
+    def faults(self) -> list[Fault]:
+        """Returns the ranks that raised, died or hung where the single process did not.
+
+        Ranks that end as the single process does, and those that were stopped when
+        these had ended, are left out.
+        """
+        spec = RunSpec(mode=DDP.name, world_size=len(self.ranks))
+        outcome = RunOutcome(
+            spec=spec, reference=ReferenceResult(), ranks=list(self.ranks)
+        )
+        failed = [o for o in self.ranks if o.kind not in ("done", "stopped")]
+        if self.single.kind != "done" and all(map(self._is_alike, failed)):
+            return []
+        return [
+            dataclasses.replace(fault, step=steps(self.ranks[fault.rank]))
+            for fault in assemble.faults_of(outcome)
+        ]
+
+    def left_out(self) -> list[NotCompared]:
+        """Returns what the script does after its last update that is compared."""
+        if self.single.kind == "done":
+            return []
+        done = min(self.asked, steps(self.single))
+        return [NotCompared(what=f"what follows update {done}", why=self._end())]
+
+    def warnings(self) -> list[str]:
+        """Returns a warning on what the script was not allowed to do."""
+        if not self.made.refused:
+            return []
+        told = cut([self._told(one) for one in self.made.refused])
+        return [f"the script was not allowed to {told}; --allow-writes allows it"]
+
+    def _is_alike(self, rank: Outcome) -> bool:
+        """Returns whether a rank ended as the single process did."""
+        one, two = self.single, rank
+        if one.raised is not None and two.raised is not None:
+            return one.raised.type_name == two.raised.type_name
+        if one.kind == two.kind == "died":
+            return one.exit_code == two.exit_code
+        places = [frames.users(o.stack) for o in (one, two)]
+        waited = {one.kind, two.kind} <= {"hung", "stuck"}
+        return waited and None not in places and places[0] == places[1]
+
+    def _end(self) -> str:
+        outcome = self.single
+        if outcome.raised is not None:
+            text = ": ".join(_first_lines(outcome.raised))
+            return (
+                f"there the single process raises {text}{self._place(outcome.raised)}"
+            )
+        if outcome.kind == "died":
+            code = describe_exit(outcome.exit_code)
+            return f"there the single process {code}"
+        return f"there the single process hangs{frames.in_users(outcome.stack)}"
+
+    def _place(self, raised: Raised) -> str:
+        place = (raised.where or "").removeprefix(f"{self.script.folder}/")
+        return f" ({place})" if place else ""
+
+    def _told(self, refused: Refused) -> str:
+        path = refused.path.removeprefix(f"{self.script.folder}/")
+        return f"{refused.how} {path}"
+
+    def _writes(self, raised: Raised) -> UsageError:
+        found = [self._told(one) for one in self.made.refused]
+        return UsageError(
+            Problem(
+                slug="script-writes",
+                message=f"{self.script.name} changes files that existed before",
+                expected="a script that leaves them as they are: a check runs it "
+                "several times",
+                found=cut(found) + self._place(raised),
+                fix="give it other paths by its arguments, or allow it: ddpcheck run "
+                f"--allow-writes {self.script.name} ...",
+                stack=raised.stack,
+            )
+        )
+
+    def _fails(self, raised: Raised) -> UsageError:
+        """Returns the error for a script that raises in the single process."""
+        if raised.type_name == "UsageError":
+            words = raised.message.partition(": ")[2].splitlines()
+            raise CannotCheckError(words[0] if words else raised.message, raised.stack)
+        name = self.script.name
+        found = ": ".join(_first_lines(raised)) + self._place(raised)
+        if raised.type_name == "SystemExit" and raised.message == str(_USAGE_CODE):
+            lines = self.single.stderr.strip().splitlines()[-_LAST_LINES:]
+            found = " | ".join([*lines[-1:], found])
+            fix = f"correct the arguments after {name}, which are the script's own"
+        elif wants_cuda(raised.message, raised.stack) and not self.script.cuda_as_cpu:
+            fix = "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU "
+            fix += "does"
+        else:
+            fix = f"make this work first: torchrun --nproc-per-node 1 {name} ..."
+        also = any(o.kind == "raised" for o in self.ranks)
+        return UsageError(
+            Problem(
+                slug="script-fails",
+                message=f"{name} fails as a single process" + ", and on ranks" * also,
+                expected="a script that trains with WORLD_SIZE=1: the runs are "
+                "compared with it",
+                found=found,
+                fix=fix,
+                stack=raised.stack,
+            )
+        )
+
+
+def _is_refused(raised: Raised | None) -> bool:
+    return raised is not None and _REFUSED in f"{raised.type_name} {raised.stack}"
+
+
+def _first_lines(raised: Raised) -> Iterator[str]:
+    """Yields the type of an exception, and the first line of its message."""
+    yield raised.type_name.replace("ScriptInterrupt", "KeyboardInterrupt")
+    yield from raised.message.strip().splitlines()[:1]

@@ -1,0 +1,57 @@
+"""Which loaders draw batches before their step, from what a rank has drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcheck.checking import script_draws
+from ddpcheck.ranks.messages import Outcome
+from ddpcheck.run.script.events import Drawn, Updated
+
+
+def _rank(*counts: dict[int, int], rows: int = 4) -> Outcome:
+    """Returns a rank that draws so many batches of 4, by loader, in each step."""
+    events: list[object] = []
+    for step, by_loader in enumerate(counts):
+        for loader, count in by_loader.items():
+            for _ in range(count):
+                samples = (1, 2, 3, 4)
+                drawn = Drawn(
+                    loader=loader, turn=0, number=0, samples=samples, step=step
+                )
+                events.append(drawn)
+        events.append(Updated(step=step, updates=1, groups=(), rows=(rows,)))
+    return Outcome(rank=0, kind="done", progress=events)
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ([{0: 1}, {0: 1}, {0: 1}], []),
+        ([{0: 2}, {0: 1}, {0: 1}], [(0, 1, 1)]),
+        ([{0: 3}, {0: 2}, {0: 2}], [(0, 2, 1)]),
+        # Two batches, both drawn before the first update.
+        ([{0: 2}, {}], [(0, 1, 1)]),
+        ([{0: 3}, {}, {}], [(0, 1, 2)]),
+        # Passes of two batches; the recording ends in the middle of the third.
+        ([{0: 2}, {}, {0: 2}, {}, {0: 2}], [(0, 1, 1)]),
+        # Another loader has the batches: the first one evaluates before the training.
+        ([{0: 3, 1: 1}, {1: 1}, {1: 1}], []),
+        ([{0: 2}], [(0, 1, 1)]),
+    ],
+)
+def test_loader_that_draws_ahead_is_found(
+    counts: list[dict[int, int]], found: list[tuple[int, int, int]]
+) -> None:
+    assert [*script_draws.ahead(_rank(*counts))] == found
+
+
+def test_one_step_of_two_batches_that_the_model_gets_is_no_drawing_ahead() -> None:
+    assert [*script_draws.ahead(_rank({0: 2}, rows=8))] == []
+
+
+def test_steps_without_batches_are_left_out_where_nothing_is_drawn_ahead() -> None:
+    first, second = _rank({0: 1}, {}, {0: 1}), _rank({0: 1}, {0: 1}, {0: 1})
+    assert script_draws.usable_steps([first, second], 3) == 1
+    assert script_draws.usable_steps([second, first], 3) == 1
+    assert script_draws.usable_steps([second, second], 3) == 3
