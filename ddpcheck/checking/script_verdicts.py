@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 
 from ddpcheck.report.data import (
@@ -134,7 +135,7 @@ def _two(first: Report, other: Report) -> Report:
         tolerance=first.tolerance if first.tolerance.rtol else other.tolerance,
         scope=first.scope if first.scope.checked else other.scope,
         runs=first.runs + other.runs,
-        findings=_joined(first.findings, moved),
+        findings=_joined(first.findings, moved, _sizes(other)),
         not_compared=tuple(dict.fromkeys(first.not_compared + other.not_compared)),
         warnings=tuple(dict.fromkeys(first.warnings + other.warnings)),
         facts=first.facts + other.facts,
@@ -145,12 +146,23 @@ def _two(first: Report, other: Report) -> Report:
     )
 
 
+def _sizes(report: Report) -> str:
+    sizes = dict.fromkeys(str(run.world_size) for run in report.runs)
+    return f"W={', '.join(sizes)}"
+
+
 def _joined(
-    findings: Sequence[Finding], others: Sequence[Finding]
+    findings: Sequence[Finding], others: Sequence[Finding], at: str
 ) -> tuple[Finding, ...]:
     """Returns the findings of two world sizes, each cause once.
 
-    Facts that are the same are not repeated, others follow.
+    What differs in more than numbers is another cause. Sentences that differ in these
+    follow, with the world size.
+
+    Args:
+        findings: of the first.
+        others: of the second.
+        at: what the second is called.
     """
     found = list(findings)
     for other in others:
@@ -163,18 +175,31 @@ def _joined(
             one,
             runs=one.runs + other.runs,
             proven_runs=one.proven_runs + other.proven_runs,
-            facts=tuple(dict.fromkeys(one.facts + other.facts)),
+            facts=(*one.facts, *_of_other(one, other, at)),
         )
     return tuple(found)
+
+
+def _of_other(one: Finding, other: Finding, at: str) -> list[str]:
+    """Returns what another world size adds to a finding: facts, or its numbers."""
+    known = {*map(_without_numbers, one.facts)}
+    new = [fact for fact in other.facts if _without_numbers(fact) not in known]
+    if other.summary != one.summary:
+        new.insert(0, f"at {at}: {other.summary}")
+    return new
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
     """Returns what two findings on one cause have in common: also how it was proven."""
     fix = finding.fix
-    proof = (fix.text, fix.verified, fix.proof, fix.intervention) if fix else ()
-    start = finding.start.text if finding.start else ""
-    told = finding.slug, finding.summary, finding.where, finding.accepted, start
-    return (*told, *proof)
+    proof = (_without_numbers(fix.text), fix.verified, fix.proof) if fix else ()
+    start = _without_numbers(finding.start.text) if finding.start else ""
+    summary = _without_numbers(finding.summary)
+    return (finding.slug, summary, finding.where, finding.accepted, start, *proof)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9]+", "", text)
 
 
 def _is_divergent(report: Report) -> bool:

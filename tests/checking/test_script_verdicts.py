@@ -97,6 +97,32 @@ def test_one_cause_at_two_world_sizes_is_one_finding() -> None:
     assert merged == replace(report, seconds=merged.seconds)
 
 
+def test_cause_with_other_numbers_is_one_finding_that_has_both() -> None:
+    two, four = _at(sample.script(), 2), _at(sample.script(), 4)
+    summary = "the gradient is 1/{} of the single-process one"
+    two, four = (
+        replace(
+            report,
+            findings=(
+                replace(
+                    report.findings[0],
+                    summary=summary.format(size),
+                    facts=(f"the factor is 0.{size}", *more),
+                ),
+            ),
+        )
+        for report, size, more in ((two, 2, ()), (four, 4, ("another fact",)))
+    )
+    (found,) = script_verdicts.merged([two, four]).findings
+    assert found.summary == summary.format(2)
+    assert found.facts == (
+        "the factor is 0.2",
+        f"at W=4: {summary.format(4)}",
+        "another fact",
+    )
+    assert found.runs == (1, 3)
+
+
 def test_another_cause_at_the_second_world_size_is_a_finding_of_its_own() -> None:
     two, four = _at(sample.script(), 2), _at(sample.script(), 4)
     other = replace(four.findings[0], slug="data/lost-samples")
