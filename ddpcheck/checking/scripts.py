@@ -74,6 +74,7 @@ def check_script(
     progress: Silent | None = None,
     on_verdict: Callable[[Report], None] = lambda _: None,
     budget: Budget | None = None,
+    outer: Pool | None = None,
 ) -> Report:
     """Checks a script at each world size that is asked for, by default 2.
 
@@ -83,6 +84,7 @@ def check_script(
         progress: shows the current phase.
         on_verdict: takes the report.
         budget: of the machine, which several sessions share.
+        outer: that has done the imports for several scripts: see `preload`.
 
     Raises:
         UsageError: script-fails, script-no-training, or as `checking.check`.
@@ -94,7 +96,7 @@ def check_script(
     )
     sizes = options.world_sizes or DEFAULT_WORLD_SIZES
     held = contextlib.nullcontext() if budget is None else budget.taken(max(sizes) + 1)
-    with _opened(script, options, progress) as pool, held:
+    with _opened(script, options, progress, outer) as pool, held:
         report = script_verdicts.merged(
             _reports(pool, script, sizes, options, progress)
         )
@@ -221,18 +223,30 @@ def _recorded(
     return recordings, endings
 
 
+def preload(libraries: tuple[str, ...] = ()) -> Preload:
+    """Returns what a pool for scripts imports before the first fork."""
+    return Preload(
+        modules=_MODULES,
+        later=opening.PRELOAD_LATER,
+        libraries=libraries,
+        has_spare=True,
+        environment=traces.offline(),
+    )
+
+
 @contextlib.contextmanager
-def _opened(script: Script, options: Options, progress: Silent) -> Iterator[Pool]:
+def _opened(
+    script: Script, options: Options, progress: Silent, outer: Pool | None
+) -> Iterator[Pool]:
     """Yields a pool that has imported what the script will import."""
+    if outer is not None:
+        with outer.within(timeout_s=options.limit_s) as pool:
+            pool.device = options.run_device
+            yield pool
+        return
     libraries = scripts.libraries(script)
     while True:
-        what = Preload(
-            modules=_MODULES,
-            later=opening.PRELOAD_LATER,
-            libraries=libraries,
-            has_spare=True,
-            environment=traces.offline(),
-        )
+        what = preload(libraries)
         with Pool(what, timeout_s=options.limit_s) as pool:
             pool.device = options.run_device
             pool.start()

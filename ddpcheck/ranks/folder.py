@@ -30,9 +30,14 @@ _MESSAGES = 8 << 20  # bytes of all other files of the ranks
 
 
 class Folder:
-    """A folder for this session alone; call `remove`."""
+    """A folder for this session alone, or one in that of another; call `remove`."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer: Path | None = None) -> None:
+        self._descriptor = -1
+        if outer is not None:
+            prefix = f"{outer.name}-"
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=outer))
+            return
         base = base_folder()
         sweep(Path(base))
         prefix = f"{_PREFIX}{os.getpid()}-"
@@ -108,6 +113,8 @@ def place(folder: Path, size: int) -> Path:
 
 def remove(folder: Path) -> None:
     """Removes both folders of a session, and what its processes made elsewhere."""
+    for inner in folder.glob(f"{folder.name}-*"):
+        remove(inner)
     made.remove(folder)
     _remove_both(folder)
 

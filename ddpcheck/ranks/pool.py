@@ -266,6 +266,18 @@ class Pool:
         self._count += 1
         return self._count
 
+    def within(self, *, timeout_s: float) -> Pool:
+        """Returns a pool whose ranks are forks of this one's server. Close it.
+
+        Unlike that of `fresh` it has a folder of its own, in this one's: what its ranks
+        make elsewhere is removed when it is closed.
+        """
+        made = Pool(self._what, timeout_s=timeout_s, outer=self)
+        made._folder = Folder(self.folder)
+        made.folder = made._folder.path
+        made._server = self._server
+        return made
+
     def fresh(self) -> Pool:
         """Returns a pool of ranks that have not run or imported user code. Close it.
 
@@ -444,13 +456,13 @@ class Pool:
         for crew in self._crews.values():
             crew.remove_files()
         self._crews.clear()
-        if self._folder is None:
-            return  # all else is the outer pool's
-        for server in (self._spare, self._server, self._clean):
-            if server is not None:
-                server.stop()
+        if self._outer is None:
+            for server in (self._spare, self._server, self._clean):
+                if server is not None:
+                    server.stop()
         self._clean = self._server = self._spare = None
-        self._folder.remove()
+        if self._folder is not None:
+            self._folder.remove()
         atexit.unregister(self.close)  # last: a signal may break off what is above
 
     def _next_look(self, pending: list[Task]) -> float:

@@ -196,6 +196,7 @@ def _avoid_preemption() -> None:
 
 def _open_files(seat: Seat) -> None:
     folder = Path(seat.folder)
+    preload.FOLDER = folder
     preload.CREW = seat.name.rsplit("-", 1)[0]
     preload.redirect_output(folder / f"{seat.name}.log")
     set_pause_file(folder / seat.name)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import io
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ddpcheck.checking import scripts
+from ddpcheck.cli import main
+from ddpcheck.ranks.pool import Pool
 from tests.end_to_end.conftest import DATA, Ended, Terminal
 
 EXAMPLES = DATA.parents[1] / "examples"
@@ -310,6 +317,35 @@ class Checked:
         return self.ended.stdout + self.ended.stderr
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Pool]:
+    """A pool that has imported torch, for the scripts of many tests."""
+    with Pool(scripts.preload()) as pool:
+        pool.wait_for_imports()
+        yield pool
+
+
+@pytest.fixture
+def here(
+    warm: Pool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminal]:
+    """A terminal whose command runs in this process, on the warm pool."""
+    check = functools.partial(scripts.check_script, outer=warm)
+    monkeypatch.setattr(scripts, "check_script", check)
+    monkeypatch.chdir(terminal.folder)
+    monkeypatch.setattr(terminal, "run", _run)
+    yield terminal
+    assert not list(warm.folder.glob(f"{warm.folder.name}-*"))  # of the checks
+
+
+def _run(*arguments: str) -> Ended:
+    """Runs the command to its end, as Terminal.run does."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main.main(list(arguments))
+    return Ended(exit_code=code, stdout=out.getvalue(), stderr=errors.getvalue())
+
+
 def _check(terminal: Terminal, *arguments: str) -> Checked:
     """Runs `ddpcheck run` on a script."""
     options = ("--json", "report.json", "--report-dir", "reports")
@@ -344,17 +380,17 @@ def _assert_equivalent(checked: Checked) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
-def test_script_of_each_kind_is_equivalent(name: str, terminal: Terminal) -> None:
+def test_script_of_each_kind_is_equivalent(name: str, here: Terminal) -> None:
     if name == "yaml":
         pytest.importorskip("yaml")
-        terminal.write("optimizer: {lr: 0.01, weight_decay: 0.1}\n", "settings.yaml")
-    _assert_equivalent(_check(terminal, _script(terminal, GOOD[name])))
+        here.write("optimizer: {lr: 0.01, weight_decay: 0.1}\n", "settings.yaml")
+    _assert_equivalent(_check(here, _script(here, GOOD[name])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDING)
-def test_sharded_script_is_equivalent(name: str, terminal: Terminal) -> None:
-    _assert_equivalent(_check(terminal, _sharded(terminal, SHARD, SHARDING[name])))
+def test_sharded_script_is_equivalent(name: str, here: Terminal) -> None:
+    _assert_equivalent(_check(here, _sharded(here, SHARD, SHARDING[name])))
 
 
 @pytest.mark.slow
@@ -362,18 +398,18 @@ def test_sharded_script_is_equivalent(name: str, terminal: Terminal) -> None:
     "name", ["iterable dataset", "padding", "scaler", "global batch"]
 )
 def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
-    name: str, terminal: Terminal
+    name: str, here: Terminal
 ) -> None:
     text = "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
     code = GOOD[name].replace("parameters(), 0.5", "parameters(), 1e9")  # no clip
-    checked = _check(terminal, _script(terminal, text, code))
+    checked = _check(here, _script(here, text, code))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "loss/sum-reduction"
 
 
 @pytest.mark.slow
 def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
-    terminal: Terminal,
+    here: Terminal,
 ) -> None:
     clip = """
     parts = [p.grad.to_local() for p in model.parameters()]
@@ -384,7 +420,7 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
     train = TRAIN.replace("    update(x, y)\n", "    mse_loss(model(x), y).backward()")
     code = train + clip + "    optimizer.step()\n    optimizer.zero_grad()\n"
     sgd = SHARDED.replace("AdamW", "SGD")
-    checked = _check(terminal, _sharded(terminal, SHARD, sgd, code))
+    checked = _check(here, _sharded(here, SHARD, sgd, code))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "unknown"
     assert checked.summary == (
@@ -393,10 +429,10 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
 
 
 def test_script_without_loaders_that_never_ends_is_equivalent(
-    terminal: Terminal,
+    here: Terminal,
 ) -> None:
-    terminal.write(WINDOWS, "train.py")
-    _assert_equivalent(_check(terminal, "train.py"))
+    here.write(WINDOWS, "train.py")
+    _assert_equivalent(_check(here, "train.py"))
 
 
 @pytest.mark.slow
@@ -409,17 +445,17 @@ def test_script_without_loaders_that_never_ends_is_equivalent(
     ],
 )
 def test_fault_in_accumulation_of_a_script_without_loaders_is_found(
-    was: str, planted: str, slug: str, terminal: Terminal
+    was: str, planted: str, slug: str, here: Terminal
 ) -> None:
-    terminal.write(WINDOWS.replace(was, planted), "train.py")
-    checked = _check(terminal, "train.py")
+    here.write(WINDOWS.replace(was, planted), "train.py")
+    checked = _check(here, "train.py")
     assert (checked.ended.exit_code, checked.slug) == (1, slug), checked.shown
 
 
 @pytest.mark.slow
-def test_arguments_after_the_script_are_given_to_it(terminal: Terminal) -> None:
-    name = _script(terminal, ARGUMENTS)
-    checked = _check(terminal, "--steps", "2", name, "--lr", "0.5", "--steps", "4")
+def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
+    name = _script(here, ARGUMENTS)
+    checked = _check(here, "--steps", "2", name, "--lr", "0.5", "--steps", "4")
     _assert_equivalent(checked)
     assert ", SGD, 2 steps; " in checked.ended.stdout
 
@@ -436,19 +472,19 @@ def test_module_of_a_package_reads_a_relative_path(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_script_that_raises_on_a_rank_is_divergent(terminal: Terminal) -> None:
+def test_script_that_raises_on_a_rank_is_divergent(here: Terminal) -> None:
     raising = TRAIN + "    if RANK == 1:\n        raise ValueError('rank 1 stops')\n"
-    checked = _check(terminal, _script(terminal, raising))
+    checked = _check(here, _script(here, raising))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "sync/rank-raised"
     assert "ValueError: rank 1 stops" in checked.shown
 
 
 @pytest.mark.slow
-def test_script_that_hangs_at_its_end_is_divergent(terminal: Terminal) -> None:
+def test_script_that_hangs_at_its_end_is_divergent(here: Terminal) -> None:
     waiting = TRAIN + "if RANK == 0 and WORLD_SIZE > 1:\n    dist.barrier()\n"
     waiting += "else:\n    import time\n    time.sleep(1000 * (WORLD_SIZE - 1))\n"
-    checked = _check(terminal, "--timeout-s", "20", _script(terminal, waiting))
+    checked = _check(here, "--timeout-s", "20", _script(here, waiting))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "sync/rank-hung"
 
@@ -461,13 +497,13 @@ for x, y in DataLoader(torch.utils.data.Subset(data, own), 8 // WORLD_SIZE):
 
 
 @pytest.mark.slow
-def test_accepted_uneven_batches_cover_the_ranks_that_wait(terminal: Terminal) -> None:
-    name = _script(terminal, UNEVEN)
+def test_accepted_uneven_batches_cover_the_ranks_that_wait(here: Terminal) -> None:
+    name = _script(here, UNEVEN)
     accepted = ("--accept", "data/uneven-batches=known", "--timeout-s", "20")
-    checked = _check(terminal, *accepted, name)
+    checked = _check(here, *accepted, name)
     assert (checked.ended.exit_code, checked.slug) == (0, "data/uneven-batches")
     other = ("--accept", "data/sampler-epoch", "--timeout-s", "20")
-    checked = _check(terminal, *other, name)
+    checked = _check(here, *other, name)
     assert checked.ended.exit_code == 1
     assert "accept: data/sampler-epoch was accepted but not found" in checked.shown
 
@@ -483,9 +519,9 @@ for epoch in range(3):
 
 @pytest.mark.slow
 def test_ranks_that_part_after_the_steps_of_the_check_are_followed(
-    terminal: Terminal,
+    here: Terminal,
 ) -> None:
-    checked = _check(terminal, _script(terminal, PLATEAU))
+    checked = _check(here, _script(here, PLATEAU))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "sync/control-desync"
     assert "SGD, 17 steps; " in checked.ended.stdout
@@ -513,14 +549,14 @@ train()
 
 @pytest.mark.slow
 def test_teacher_in_a_variable_that_rank_0_alone_updates_is_named(
-    terminal: Terminal,
+    here: Terminal,
 ) -> None:
-    checked = _check(terminal, _script(terminal, TEACHER))
+    checked = _check(here, _script(here, TEACHER))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "state/ema-teacher-divergence"
     assert "after step 1 teacher." in checked.ended.stdout
     right = TEACHER.replace("RANK == 0", "True")
-    _assert_equivalent(_check(terminal, _script(terminal, right)))
+    _assert_equivalent(_check(here, _script(here, right)))
 
 
 NO_LOADER = f"""
@@ -551,14 +587,14 @@ for _ in range(5):
 
 @pytest.mark.slow
 def test_ranks_that_draw_the_same_samples_without_a_loader_are_divergent(
-    terminal: Terminal,
+    here: Terminal,
 ) -> None:
-    checked = _check(terminal, terminal.write(NO_LOADER, "train.py"))
+    checked = _check(here, here.write(NO_LOADER, "train.py"))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "data/shard-overlap"
     assert "draw with a seed" in checked.ended.stdout
     right = NO_LOADER.replace("manual_seed(1)", "manual_seed(1 + RANK)")
-    _assert_equivalent(_check(terminal, terminal.write(right, "train.py")))
+    _assert_equivalent(_check(here, here.write(right, "train.py")))
 
 
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:

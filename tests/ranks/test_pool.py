@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -351,3 +352,29 @@ def test_modules_of_a_recording_are_imported_once_for_all_later_ranks(
         assert _values(pool.run(job, SOLO)) == [imported]
         with pool.fresh() as fresh:
             assert _values(fresh.run(job, SOLO)) == [imported]
+
+
+def test_pool_within_a_pool_has_a_folder_of_its_own_and_leaves_the_outer_one(
+    tmp_path: Path,
+) -> None:
+    job = Job(function="tests.ranks.plain_jobs:pid")
+    with Pool(Preload()) as pool:
+        pool.wait_for_imports()
+        before = _values(pool.run(job, SOLO))
+        with pool.within(timeout_s=9.0) as inner:
+            assert inner.folder.parent == pool.folder
+            assert inner.timeout_s == 9.0
+            assert _values(inner.run(job, SOLO)) != before
+            made = [str(tmp_path / "x"), str(tmp_path), None, "run"]
+            (tmp_path / "x").touch()
+            line = json.dumps(["made", *made])
+            (inner.folder / "made.jsonl").write_text(line + "\n", encoding="utf-8")
+        assert not inner.folder.exists()
+        assert not (tmp_path / "x").exists()
+        assert _values(pool.run(job, SOLO)) == before
+    with Pool(Preload()) as pool:
+        pool.start()
+        left = pool.within(timeout_s=9.0)
+        (tmp_path / "x").touch()
+        (left.folder / "made.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert not (tmp_path / "x").exists()

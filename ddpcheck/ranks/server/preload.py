@@ -43,8 +43,8 @@ _CLEAN_UP_S = 20
 
 # The result of `call`, for the ranks: they are forks of this process.
 RESULT: Any = None
-# The folder of the session, and sys.path after the imports: multiprocessing sets that
-# of a forked process to the tool's.
+# The folder of the session, in a rank that of its pool, and sys.path after the imports:
+# multiprocessing sets that of a forked process to the tool's.
 FOLDER: Path | None = None
 SEARCH: list[str] = []
 CREW = ""  # the name of the crew of a rank, set in the rank
