@@ -21,6 +21,7 @@ from ddpcheck.run.intervention import (
     DrawGlobalBatch,
     GlobalModule,
     Intervention,
+    ScaleGradients,
     SkipAllReduces,
     Substitute,
     Switch,
@@ -242,7 +243,23 @@ SHARDS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
     "orders-of-a-sampler": ("data/whole-batches-in-orders-of-their-own", (ORDERS,)),
     "orders-of-numpy": ("data/numpy-shuffles-by-rank", (ORDERS,)),
 }
-CASES = AVERAGES | HOOKS | DECISIONS | FIRST_RANKS | SAMPLES | WRAPPERS | SHARDS
+SCALES: dict[str, tuple[str, tuple[Intervention, ...]]] = {
+    "gradients-by-hand": (
+        "sync/gradients-summed-by-hand",
+        (ScaleGradients(factor=0.5),),
+    ),
+    "gradients-divided-twice": (
+        "sync/gradients-summed-by-hand-and-divided-twice",
+        (ScaleGradients(factor=2.0),),
+    ),
+    "behind-a-hook-that-sums": (
+        "sync/hook-that-adds-up-what-it-has-added-up",
+        (Switch.AVERAGED_AT_UPDATE, ScaleGradients(factor=2.0)),
+    ),
+}
+CASES = (
+    AVERAGES | HOOKS | DECISIONS | FIRST_RANKS | SAMPLES | WRAPPERS | SHARDS | SCALES
+)
 
 
 def _texts(case: str, path: Path, fixes: Sequence[Intervention]) -> list[str]:
@@ -279,6 +296,7 @@ QUICK = (
     "state-of-a-forward",
     "draws-in-forward",
     "opaque-output-beside-unused",
+    "gradients-by-hand",
 )
 MARKED = [
     pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds.family import Wanted, at_each_ddp, listed
@@ -16,17 +17,25 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds a factor."""
     if not isinstance(fix, ScaleLoss | ScaleGradients):
         return False
-    scale(draft, wanted.facts, fix, wanted.world_size)
+    scale(draft, wanted, fix)
     return True
 
 
-def scale(
-    draft: Draft, facts: Facts, fix: ScaleLoss | ScaleGradients, world_size: int
-) -> None:
-    """Multiplies the loss by a factor, or the gradients where a step has its own."""
-    factor, why = _factor(fix, world_size)
-    if isinstance(fix, ScaleLoss) and not facts.has_train_step:
+def scale(draft: Draft, wanted: Wanted, fix: ScaleLoss | ScaleGradients) -> None:
+    """Multiplies the loss by a factor, or the gradients where a step has its own.
+
+    Those of DDP when it reduces them, others with the loss of each backward.
+    """
+    facts, (factor, why) = wanted.facts, _factor(fix, wanted.world_size)
+    is_early = not fix.listed and _is_for_ddp(facts) == bool(wanted.attempt)
+    if not facts.has_train_step and (is_early or isinstance(fix, ScaleLoss)):
         draft.after_loss += f"# {why}\nvalue = value {factor}\n"
+        return
+    if is_early:
+        draft.imports.add("from unittest import mock")
+        why = _TOO_SMALL if factor.startswith("* dist.") else why
+        draft.parts["scaled"] = _BEFORE_BACKWARD.format(why=why)
+        draft.around.append(f"scaled({_number(factor)})")
         return
     draft.imports.add(
         "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks "
@@ -55,6 +64,26 @@ _OF_CHOSEN = """\
         gradient.mul_({factor})
 """
 _HOOKED = "ddp.register_comm_hook({state}, scaled)\n"
+
+
+_BEFORE_BACKWARD = """\
+def scaled(factor):
+    # {why}
+    backward = torch.Tensor.backward
+
+    def run(loss, *args, **kwargs):
+        backward(loss * factor, *args, **kwargs)
+
+    return mock.patch.object(torch.Tensor, "backward", run)
+"""
+_TOO_SMALL = "The gradients are divided by W once too often."
+_BUILDS = re.compile(r"\b(DDP|DistributedDataParallel)\(")
+
+
+def _is_for_ddp(facts: Facts) -> bool:
+    """Returns whether DDP reduces the gradients, and has no hook that does so yet."""
+    has_ddp = not facts.has_wrap or bool(_BUILDS.search(facts.source))
+    return has_ddp and "register_comm_hook(" not in facts.source
 
 
 def _factor(fix: Scale, world_size: int) -> tuple[str, str]:
