@@ -22,7 +22,7 @@ from ddpcheck.run.script.events import Updated
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, describe_exit
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
-from ddpcheck.target.script import Script
+from ddpcheck.target.script import OtherNumberError, Script
 
 _REFUSED = "WriteRefusedError"
 _MEANT = ("SystemExit", "ScriptInterrupt")  # an end that a script chooses
@@ -55,6 +55,7 @@ class Endings:
             UsageError: script-fails, script-writes.
             CannotCheckError: it hangs, or kills its process.
         """
+        self._check_number()
         short = [o for o in (self.single, *self.ranks) if steps(o) < self.asked]
         refused = next((o.raised for o in short if _is_refused(o.raised)), None)
         if refused is not None:
@@ -154,6 +155,29 @@ class Endings:
                 stack=raised.stack,
             )
         )
+
+    def _check_number(self) -> None:
+        """Raises where the script starts another number of processes itself."""
+        size = len(self.ranks)
+        for raised in [o.raised for o in (*self.ranks, self.single)]:
+            if raised is None or raised.type_name != OtherNumberError.__name__:
+                continue
+            number = int(raised.message.rpartition(" ")[2])
+            fix = f"--world-sizes {number}, or {{world_size}} in the script's arguments"
+            if number < 1 and not self.script.cuda_as_cpu:
+                fix = "add --cuda-as-cpu before the script: it then finds as many "
+                fix += "devices"
+            raise UsageError(
+                Problem(
+                    slug="script-fails",
+                    message=f"{self.script.name} starts {number} processes itself, "
+                    f"and {size} ranks are to be checked",
+                    expected=f"torch.multiprocessing.spawn with nprocs={size}",
+                    found=f"nprocs={number}{self._place(raised)}",
+                    fix=fix,
+                    stack=raised.stack,
+                )
+            )
 
     def _fails(self, raised: Raised) -> UsageError:
         """Returns the error for a script that raises in the single process."""

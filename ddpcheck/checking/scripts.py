@@ -153,13 +153,15 @@ def _check(
     if options.resume_at is not None:
         return resuming.check(pool, script, world_size, options, progress)
     progress(f"recording {script.name} on {world_size} ranks and as one process")
-    recordings, endings = _recorded(pool, script, world_size, options, options.steps)
+    script, recordings = _with_devices(pool, script, world_size, options)
+    endings = _endings(pool, script, recordings, options.steps)
     parting = recordings.parting()
     if parting is not None and options.steps <= parting < _MOST_STEPS:
         # The ranks are one model in the steps that are asked for, and not later on.
         progress(f"recording {parting + 1} steps of {script.name}")
         longer = dataclasses.replace(options, steps=parting + 1)
-        recordings, endings = _recorded(pool, script, world_size, longer, options.steps)
+        recordings = _record(pool, script, world_size, longer)
+        endings = _endings(pool, script, recordings, options.steps)
     if recordings.single.kind == "done":
         pool.import_more(recordings.single.value.modules)
     faults = endings.faults()
@@ -202,16 +204,13 @@ def _check(
     return _with_more(report, script, recordings, endings, options)
 
 
-def _recorded(
-    pool: Pool, script: Script, world_size: int, options: Options, asked: int
-) -> tuple[Recordings, Endings]:
-    """Returns the recordings of a script that trains as a single process.
+def _endings(pool: Pool, script: Script, recordings: Recordings, asked: int) -> Endings:
+    """Returns how the processes of a script ended that trains as a single process.
 
     Raises:
         UsageError: script-fails, script-writes.
         CannotCheckError: it hangs as a single process, or kills it.
     """
-    recordings = _record(pool, script, world_size, options)
     endings = Endings(
         script=script,
         ranks=recordings.ranks,
@@ -220,7 +219,7 @@ def _recorded(
         made=made.read(pool.folder),
     )
     endings.check()
-    return recordings, endings
+    return endings
 
 
 def preload(libraries: tuple[str, ...] = ()) -> Preload:
@@ -308,6 +307,11 @@ class Recordings:
             shards=any(one.shards for one in built),
         )
 
+    def wants_devices(self) -> bool:
+        """Returns whether the ranks train, and the single process ends at once."""
+        is_idle = self.single.kind == "done" and not steps(self.single)
+        return is_idle and min(map(steps, self.ranks)) > 0
+
     def parting(self) -> int | None:
         """Returns the first step (from 0) whose update makes the ranks differ.
 
@@ -348,11 +352,25 @@ def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
     return found
 
 
+def _with_devices(
+    pool: Pool, script: Script, world_size: int, options: Options
+) -> tuple[Script, Recordings]:
+    """Returns the script, and what is recorded of it, with as many GPUs as it wants.
+
+    Some train with several alone, even as a single process.
+    """
+    recordings = _record(pool, script, world_size, options)
+    if script.cuda_as_cpu and recordings.wants_devices():
+        script = dataclasses.replace(script, devices=world_size)
+        recordings = _record(pool, script, world_size, options)
+    return script, recordings
+
+
 def _record(
     pool: Pool, script: Script, world_size: int, options: Options
 ) -> Recordings:
     """Runs the ranks, and one process, side by side, and records them."""
-    folder = pool.folder / f"script{world_size}-{options.steps}"
+    folder = pool.folder / f"script{world_size}-{options.steps}-{script.devices}"
     single = folder / "alone"
     single.mkdir(parents=True)
     jobs = [
@@ -384,7 +402,8 @@ def _no_training(script: Script) -> UsageError:
             message=f"{script.name} ended without a step of an optimizer",
             expected="a script that draws batches and steps a torch optimizer",
             found="the end of the script",
-            fix="give it the arguments with which it trains",
+            fix="give it the arguments with which it trains; --cuda-as-cpu, if it ends "
+            "for want of a GPU",
         )
     )
 

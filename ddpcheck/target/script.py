@@ -19,6 +19,10 @@ _PACKAGE = re.compile("[.:]")
 _WORLD_SIZE = "{world_size}"
 
 
+class OtherNumberError(Exception):
+    """The script starts as many processes itself as the message says, not W."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What the recordings of W ranks, and of one process, have shown of a script.
@@ -54,7 +58,8 @@ class Script:
     the file's text, read once, so that all runs are of one script. `folder` is the
     working folder of the script. `allows_writes`: it may change files and folders
     that existed before the check. `cuda_as_cpu`: it runs on the CPU where it asks for
-    CUDA. Runs of the same name in `shares` see each other's files; others do not.
+    CUDA, where it finds `devices`, by default one for each process. Runs of the same
+    name in `shares` see each other's files; others do not.
     """
 
     path: str = ""
@@ -64,6 +69,7 @@ class Script:
     source: bytes = field(default=b"", repr=False)
     allows_writes: bool = False
     cuda_as_cpu: bool = False
+    devices: int = 0
     shares: str = ""
 
     @property

@@ -428,6 +428,7 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
     )
 
 
+@pytest.mark.slow
 def test_script_without_loaders_that_never_ends_is_equivalent(
     here: Terminal,
 ) -> None:
@@ -450,6 +451,71 @@ def test_fault_in_accumulation_of_a_script_without_loaders_is_found(
     here.write(WINDOWS.replace(was, planted), "train.py")
     checked = _check(here, "train.py")
     assert (checked.ended.exit_code, checked.slug) == (1, slug), checked.shown
+
+
+SPAWNS = f"""\
+{IMPORTS.partition("RANK,")[0]}
+import torch.multiprocessing as mp
+
+
+def main(rank, world_size):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="12355")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    rows = torch.randn(64, 6)
+    data = TensorDataset(rows, rows[:, :3].sin())
+    model = DistributedDataParallel(nn.Linear(6, 3).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(data, 8 // world_size, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        mse_loss(model(x.to(rank)), y.to(rank)).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    world_size = torch.cuda.device_count()
+    mp.spawn(main, args=(world_size,), nprocs=world_size)
+"""
+
+
+@pytest.mark.slow
+def test_script_that_spawns_its_ranks_is_equivalent(terminal: Terminal) -> None:
+    terminal.write(SPAWNS, "train.py")
+    _assert_equivalent(_check(terminal, "--cuda-as-cpu", "train.py"))
+
+
+@pytest.mark.slow
+def test_script_that_wants_two_gpus_alone_is_equivalent(terminal: Terminal) -> None:
+    few = "if torch.accelerator.device_count() < 2:\n    sys.exit()\n"
+    name = _script(terminal, "\nmodel.to(RANK)\n", few, TRAIN)
+    _assert_equivalent(_check(terminal, "--cuda-as-cpu", name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        ("0", "add --cuda-as-cpu before the script: it then finds as many devices"),
+        ("3", "--world-sizes 3, or {world_size} in the script's arguments"),
+    ],
+)
+def test_script_that_spawns_another_number_of_ranks_is_refused(
+    number: str, fix: str, terminal: Terminal
+) -> None:
+    terminal.write(SPAWNS.replace("torch.cuda.device_count()", number), "train.py")
+    ended = terminal.run("run", "train.py")
+    line = 1 + SPAWNS.splitlines().index(SPAWNS.splitlines()[-1])
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"ddpcheck: train.py starts {number} processes itself, and 2 ranks are to be "
+        "checked [script-fails]\n"
+        "  expected   torch.multiprocessing.spawn with nprocs=2\n"
+        f"  found      nprocs={number} (train.py:{line})\n"
+        f"  fix        {fix}\n"
+        "  more       ddpcheck --explain script-fails\n"
+    )
 
 
 @pytest.mark.slow
@@ -605,7 +671,8 @@ def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
         "ddpcheck: train.py ended without a step of an optimizer [script-no-training]\n"
         "  expected   a script that draws batches and steps a torch optimizer\n"
         "  found      the end of the script\n"
-        "  fix        give it the arguments with which it trains\n"
+        "  fix        give it the arguments with which it trains; --cuda-as-cpu, if it "
+        "ends for want of a GPU\n"
         "  more       ddpcheck --explain script-no-training\n"
     )
 

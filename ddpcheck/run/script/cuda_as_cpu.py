@@ -5,16 +5,18 @@
 GradScaler, torch.load, Generator, and in torch.distributed what names devices or nccl.
 A `torch.device("cuda")` stays one, so that the script takes its way for CUDA.
 
-Limits: tensors are on the CPU and say so (`is_cuda`, `device`), and torch.accelerator
-has none, as torch itself asks it. Threads of the script's own are not mapped. Kernels
-that are written for CUDA (triton, extensions, CUDA graphs), `torch.cuda.FloatTensor`
-and FSDP1's `device_id` fail as without the option.
+A script finds CUDA in torch.accelerator too; torch itself, which asks it, finds none.
+
+Limits: tensors are on the CPU and say so (`is_cuda`, `device`). Threads of the script's
+own are not mapped. Kernels that are written for CUDA (triton, extensions, CUDA graphs),
+`torch.cuda.FloatTensor` and FSDP1's `device_id` fail as without the option.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -30,6 +32,8 @@ from torch.utils.data import DataLoader
 CPU = torch.device("cpu")
 _BYTES = 80 << 30  # of the device that is not there
 _NAME = "CPU in place of CUDA"
+
+Function = Callable[..., Any]
 
 
 def on_cpu(device: Any) -> Any:
@@ -67,14 +71,23 @@ class Mode(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def mapped() -> Iterator[None]:
-    """Replaces, within the context, what asks for CUDA without a tensor."""
+def mapped(devices: int = 0) -> Iterator[None]:
+    """Replaces, within the context, what asks for CUDA without a tensor.
+
+    `devices`: how many there are, by default one for each process.
+    """
     if getattr(torch.cuda, "get_device_properties", None) is _properties:
-        yield  # since an earlier start of the script
+        # Since an earlier start of the script, but for a class that the check itself
+        # puts back when it has wrapped the model.
+        own = DistributedDataParallel
+        with _set(own, "__init__", _ddp(own.__init__)):
+            yield
         return
     with contextlib.ExitStack() as stack:
+        cuda = _cuda(devices)
         for owner, replacements in (
-            (torch.cuda, _cuda()),
+            (torch.cuda, cuda),
+            (getattr(torch, "accelerator", None), _accelerator(cuda)),
             (torch.cuda.nvtx, _returning(None, "mark", "range_push", "range_pop")),
         ):
             for name, value in replacements.items():
@@ -158,7 +171,41 @@ def _properties(*_: Any) -> types.SimpleNamespace:
     )
 
 
-def _cuda() -> dict[str, Any]:
+def _accelerator(cuda: dict[str, Any]) -> dict[str, Any]:
+    """Returns what takes the place of names of torch.accelerator."""
+    same = (
+        *("is_available", "device_count", "synchronize", "current_stream"),
+        *("set_stream", "empty_cache", "memory_stats", "reset_peak_memory_stats"),
+        *("memory_allocated", "max_memory_allocated"),
+        *("memory_reserved", "max_memory_reserved"),
+    )
+    found = {
+        **{name: cuda[name] for name in same},
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "set_device_index": cuda["set_device"],
+        "set_device_idx": cuda["set_device"],
+        "current_device_index": cuda["current_device"],
+        "current_device_idx": cuda["current_device"],
+        "device_index": _Index,
+    }
+    own = getattr(torch, "accelerator", None)
+    return {
+        name: _for_scripts(getattr(own, name), value)
+        for name, value in found.items()
+        if hasattr(own, name)
+    }
+
+
+def _for_scripts(own: Function, other: Function) -> Function:
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001
+        is_torch = caller.partition(".")[0] == "torch"
+        return (own if is_torch else other)(*args, **kwargs)
+
+    return asked
+
+
+def _cuda(devices: int) -> dict[str, Any]:
     """Returns what takes the place of names of torch.cuda."""
     current = [int(os.environ.get("LOCAL_RANK", "0"))]
 
@@ -186,7 +233,7 @@ def _cuda() -> dict[str, Any]:
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
-        "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "device_count": lambda: devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "current_device": lambda: current[0],
         "set_device": set_device,
         "get_device_name": lambda *_: _NAME,
@@ -205,9 +252,6 @@ def _cuda() -> dict[str, Any]:
         "device": _Index,
         "device_of": lambda *_: _Index(),
     }
-
-
-Function = Callable[..., Any]
 
 
 def _at(place: int, keyword: str) -> Callable[[Function], Function]:
@@ -308,6 +352,7 @@ def _tensor_type(function: Function) -> Function:
 
 _MADE: tuple[tuple[Any, str, Callable[[Function], Any]], ...] = (
     (Tensor, "record_stream", lambda _: _no),
+    (nn.Module, "to", _at(1, "device")),  # which reads an index itself
     (torch.autocast, "__init__", _at(1, "device_type")),
     (torch.amp.GradScaler, "__init__", _grad_scaler),
     (torch, "load", _load),

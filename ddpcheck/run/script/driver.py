@@ -35,7 +35,7 @@ from ddpcheck.errors import code_origin
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.process import isolation
-from ddpcheck.run.script import cuda_as_cpu, launch, sharded, traces
+from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
 from ddpcheck.target.script import Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "update", "ended"]
@@ -81,6 +81,7 @@ class Driver:
         if script.cuda_as_cpu:
             self._mode = cuda_as_cpu.Mode()  # of the script's own calls alone
         self._wraps = False
+        self._has_joined = False  # its process group
         _kept.append(self)
 
     def resume(self) -> Stop:
@@ -94,7 +95,7 @@ class Driver:
             launch.set_environment(self.seat)
             isolation.seed_everything(_SEED + self.seat.rank)
             if self.script.cuda_as_cpu:
-                self._patches.enter_context(cuda_as_cpu.mapped())
+                self._patches.enter_context(cuda_as_cpu.mapped(self.script.devices))
             self._patches.enter_context(self._patched())
             self._patches.enter_context(self._without_traces())
         try:
@@ -161,6 +162,7 @@ class Driver:
             stack.enter_context(sharded.watched(self._fully_shard))
             if self.keeps_whole:
                 stack.enter_context(sharded.wholes_as_parts())
+            stack.enter_context(spawning.in_place(self.seat, lambda: self._has_joined))
             hook = register_optimizer_step_post_hook(self._stepped)
             stack.callback(hook.remove)
             yield
@@ -225,6 +227,7 @@ class Driver:
     def _init_process_group(self, init: Callable[..., None]) -> Callable[..., None]:
         def joining(*_: Any, **__: Any) -> None:
             """Joins the group of this process's seat, whatever the script names."""
+            self._has_joined = True
             if self.seat.world_size or dist.is_initialized():
                 return  # the rank joined it when it was started
             path = f"{self.seat.folder}/{self.seat.name}.store"

@@ -39,6 +39,13 @@ assert x.shape == torch.ones(8, 4).cuda(non_blocking=True).shape
 data = TensorDataset(x, y)
 loader = DataLoader(data, batch_size=4, pin_memory=True, num_workers=0)
 model = nn.Sequential(nn.Linear(4, 4, device="cuda"), nn.Linear(4, 3)).to(device).cuda()
+model.to(0)
+found = torch.accelerator.current_accelerator()
+assert found == torch.device("cuda") and torch.accelerator.is_available()
+assert torch.accelerator.device_count() == 1
+torch.accelerator.set_device_index(local_rank)
+assert torch.accelerator.current_device_index() == local_rank
+torch.accelerator.synchronize()
 model = DDP(model, device_ids=[local_rank], output_device=local_rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
