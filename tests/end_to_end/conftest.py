@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import os
 import re
 import signal
@@ -15,6 +17,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from ddpcheck.checking import scripts
+from ddpcheck.cli import main
+from ddpcheck.ranks.pool import Pool
 
 DEADLINE_S = 180.0
 DATA = Path(__file__).parent
@@ -211,3 +217,36 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     """A folder and the command."""
     with contextlib.closing(Terminal(tmp_path)) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Pool]:
+    """A pool that has imported torch, for the scripts of many tests."""
+    with Pool(scripts.preload()) as pool:
+        pool.wait_for_imports()
+        yield pool
+
+
+@pytest.fixture
+def here(
+    warm: Pool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminal]:
+    """A terminal whose command runs in this process, on the warm pool."""
+    check = functools.partial(scripts.check_script, outer=warm)
+    monkeypatch.setattr(scripts, "check_script", check)
+    monkeypatch.chdir(terminal.folder)
+    monkeypatch.setattr(terminal, "run", _run_here)
+    yield terminal
+    assert not list(warm.folder.glob(f"{warm.folder.name}-*"))  # of the checks
+
+
+def _run_here(*arguments: str) -> Ended:
+    """Runs the command to its end, as Terminal.run does."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main.main(list(arguments))
+    return Ended(
+        exit_code=code,
+        stdout=out.getvalue(),
+        stderr=without_progress(errors.getvalue()),
+    )

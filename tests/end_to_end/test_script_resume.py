@@ -70,8 +70,8 @@ def test_script_that_resumes_is_equivalent(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_script_that_forgets_the_optimizer_is_divergent(terminal: Terminal) -> None:
-    assert _findings(terminal, "optimizer", "scheduler") == [
+def test_script_that_forgets_the_optimizer_is_divergent(here: Terminal) -> None:
+    assert _findings(here, "optimizer", "scheduler") == [
         (
             "state/lost-at-resume",
             [
@@ -84,8 +84,8 @@ def test_script_that_forgets_the_optimizer_is_divergent(terminal: Terminal) -> N
 
 
 @pytest.mark.slow
-def test_script_that_begins_its_epochs_anew_is_divergent(terminal: Terminal) -> None:
-    assert _findings(terminal, "sampler") == [
+def test_script_that_begins_its_epochs_anew_is_divergent(here: Terminal) -> None:
+    assert _findings(here, "sampler") == [
         (
             "data/resume-order",
             [
@@ -97,9 +97,9 @@ def test_script_that_begins_its_epochs_anew_is_divergent(terminal: Terminal) -> 
 
 
 @pytest.mark.slow
-def test_script_that_does_not_resume_is_refused(terminal: Terminal) -> None:
-    name = terminal.write(SCRIPT, "train.py")
-    ended = terminal.run("run", "--resume-at", "2", name)
+def test_script_that_does_not_resume_is_refused(here: Terminal) -> None:
+    name = here.write(SCRIPT, "train.py")
+    ended = here.run("run", "--resume-at", "2", name)
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr == (
         "ddpcheck: train.py does not go on from update 2 when it is started again "
@@ -115,7 +115,7 @@ def test_script_that_does_not_resume_is_refused(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_update_after_the_end_of_the_script_is_refused(terminal: Terminal) -> None:
-    ended = terminal.run("run", "--resume-at", "16", terminal.write(SCRIPT, "train.py"))
+def test_update_after_the_end_of_the_script_is_refused(here: Terminal) -> None:
+    ended = here.run("run", "--resume-at", "16", here.write(SCRIPT, "train.py"))
     assert ended.exit_code == 2
     assert "found      its end after 16 updates\n" in ended.stderr

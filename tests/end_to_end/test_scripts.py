@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
-import io
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ddpcheck.checking import scripts
-from ddpcheck.cli import main
-from ddpcheck.ranks.pool import Pool
 from tests.end_to_end.conftest import DATA, Ended, Terminal
 
 EXAMPLES = DATA.parents[1] / "examples"
@@ -315,35 +308,6 @@ class Checked:
     @property
     def shown(self) -> str:
         return self.ended.stdout + self.ended.stderr
-
-
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Pool]:
-    """A pool that has imported torch, for the scripts of many tests."""
-    with Pool(scripts.preload()) as pool:
-        pool.wait_for_imports()
-        yield pool
-
-
-@pytest.fixture
-def here(
-    warm: Pool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Terminal]:
-    """A terminal whose command runs in this process, on the warm pool."""
-    check = functools.partial(scripts.check_script, outer=warm)
-    monkeypatch.setattr(scripts, "check_script", check)
-    monkeypatch.chdir(terminal.folder)
-    monkeypatch.setattr(terminal, "run", _run)
-    yield terminal
-    assert not list(warm.folder.glob(f"{warm.folder.name}-*"))  # of the checks
-
-
-def _run(*arguments: str) -> Ended:
-    """Runs the command to its end, as Terminal.run does."""
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = main.main(list(arguments))
-    return Ended(exit_code=code, stdout=out.getvalue(), stderr=errors.getvalue())
 
 
 def _check(terminal: Terminal, *arguments: str) -> Checked:
