@@ -220,6 +220,17 @@ def test_other_generators_with_equal_gradients_are_no_finding() -> None:
     assert _compared(_again(random="other")).findings == []
 
 
+def test_other_weights_later_are_unknown_whatever_the_generators_do() -> None:
+    again = _again()
+    other = {"weight": (9.0, 3.0), "bias": (0.25,)}
+    again[3] = dataclasses.replace(
+        again[3], weights=other, gradients=other, random="other"
+    )
+    (found,) = _compared(again).findings
+    assert found.slug == "unknown"
+    assert found.facts == ("rank 0: weights of update 4 differ: weight, bias",)
+
+
 def test_other_gradients_with_equal_generators_are_unknown() -> None:
     again = _again(gradients={"weight": (9.0, 3.0), "bias": (0.25,)})
     (found,) = _compared(again).findings

@@ -51,6 +51,45 @@ for epoch in range(first, 4):
             torch.save({**states, "done": done}, "last.pt")
 dist.destroy_process_group()
 """
+SHARDED = """\
+import os
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = TensorDataset(torch.arange(192.0).view(32, 6) / 192)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 8 // dist.get_world_size(), sampler=sampler)
+first = 0
+while os.path.isdir(f"saved-{first}"):
+    first += 1
+if first:
+    states = get_state_dict(model, optimizer)
+    dcp.load(dict(zip("mo", states)), checkpoint_id=f"saved-{first - 1}")
+    names = "model_state_dict", "optim_state_dict"
+    set_state_dict(model, optimizer, **dict(zip(names, states)))
+    if "--forget" in sys.argv:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for epoch in range(first, 4):
+    sampler.set_epoch(epoch)
+    for (x,) in loader:
+        (model(x) - x[:, :3]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    states = get_state_dict(model, optimizer)
+    dcp.save(dict(zip("mo", states)), checkpoint_id=f"saved-{epoch}")
+"""
 RESUME = ("run", "--resume-at", "5", "--resume-args=--resume last.pt")
 OUTPUT = ("--json", "report.json", "--report-dir", "reports")
 
@@ -119,3 +158,22 @@ def test_update_after_the_end_of_the_script_is_refused(here: Terminal) -> None:
     ended = here.run("run", "--resume-at", "16", here.write(SCRIPT, "train.py"))
     assert ended.exit_code == 2
     assert "found      its end after 16 updates\n" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True])
+def test_sharded_script_resumes_from_its_distributed_checkpoint(
+    forgets: bool,  # noqa: FBT001
+    terminal: Terminal,
+) -> None:
+    arguments = ["--forget"] * forgets
+    name = terminal.write(SHARDED, "train.py")
+    ended = terminal.run("run", "--resume-at", "6", *OUTPUT, name, *arguments)
+    assert ended.exit_code == int(forgets), ended.stdout + ended.stderr
+    report = json.loads((terminal.folder / "report.json").read_text(encoding="utf-8"))
+    slugs = [found["slug"] for found in report["findings"]]
+    assert slugs == ["state/lost-at-resume"] * forgets
+    assert report["warnings"] == [
+        "resume_at: the script resumes after update 4, where it has saved, not 6"
+    ]
+    assert not list(terminal.folder.glob("saved-*"))

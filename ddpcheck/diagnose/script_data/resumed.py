@@ -396,12 +396,11 @@ def _random(pairs: Sequence[Sequence[Pair]]) -> Finding | None:
             moved = _apart(before.weights, after.weights)
             if not apart and not moved:
                 continue
-            what = apart or moved
             fact = (
-                f"rank {rank}: {'gradients' if apart else 'weights'} of update "
-                f"{before.step + 1} differ: {names(what)}"
+                f"rank {rank}: {'weights' if moved else 'gradients'} of update "
+                f"{before.step + 1} differ: {names(moved or apart)}"
             )
-            if apart and before.random != after.random:
+            if not moved and before.random != after.random:
                 return _made(
                     RANDOM,
                     "forward",

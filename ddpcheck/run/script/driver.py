@@ -34,6 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ddpcheck.errors import code_origin
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
+from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process import isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
 from ddpcheck.target.script import Script
@@ -178,8 +179,8 @@ class Driver:
             allows_writes=script.allows_writes,
         )
 
-    def _stepped(self, *_: Any) -> None:
-        self.updates += 1
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        self.updates += not is_empty(optimizer)
 
     def _optimizer_init(self, init: Callable[..., None]) -> Callable[..., None]:
         def noticing(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -242,6 +243,22 @@ class Driver:
             """Leaves nothing: the process ends with its group."""
 
         return leaving
+
+
+def is_empty(optimizer: Optimizer) -> bool:
+    """Returns whether a step makes the optimizer's state and trains nothing.
+
+    torch.distributed.checkpoint makes such a step before it loads a state.
+    """
+    groups = optimizer.param_groups
+    if any(float(group.get("lr", 1.0)) for group in groups):
+        return False
+    grads = (p.grad for group in groups for p in group["params"])
+    return not any(_has_values(grad) for grad in grads if grad is not None)
+
+
+def _has_values(grad: Any) -> bool:
+    return bool((grad.to_local() if is_part(grad) else grad).any())
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from ddpcheck.run.model import contents
 from ddpcheck.run.model.whole import wholes
 from ddpcheck.run.record import optimizers
 from ddpcheck.run.script.calls import Calls, model_of
-from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.driver import Driver, is_empty
 from ddpcheck.run.script.events import CALLS, Drawn, Elements, Moment
 from ddpcheck.run.script.loaders import Loaders, Recorder, digests
 from ddpcheck.run.steps import group_numbers
@@ -59,6 +59,7 @@ class _Following:
         self.loaders = Loaders(self._begin)
         self.done = 0  # updates
         self.seen = -1  # the last moment that was emitted
+        self.stepped: dict[frozenset[int], Any] = {}  # by their parameters
         self.calls = 0  # of the model, where no loader draws batches
         self.model: nn.Module | None = None
         Calls(self.driver, None, self._called)
@@ -109,7 +110,10 @@ class _Following:
         )
         self.calls += 1
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if is_empty(optimizer):
+            return
+        self.stepped[_held(optimizer)] = optimizer
         if self.driver.updates or self.seen == self.done:
             return  # of this step another optimizer has begun, or an outer one
         self._emit(ended=False)
@@ -117,13 +121,13 @@ class _Following:
             self.driver.stop("update")
 
     def _emit(self, *, ended: bool) -> None:
-        self.seen, driver = self.done, self.driver
+        self.seen = self.done
         with torch.no_grad():
             names = self._named()
             trained = wholes(names)
             grads = wholes({n: p.grad for n, p in names.items()})
             buffers = wholes(dict(contents.named_buffers(self._model())))
-            state = [optimizers.numbers(one, names) for one in driver.optimizers]
+            state = [optimizers.numbers(one, names) for one in self._optimizers()]
         self.context.emit(
             Moment(
                 step=self.done,
@@ -137,10 +141,18 @@ class _Following:
                     for key, parameters in keys.items()
                     for name, flat in parameters.items()
                 },
-                groups=tuple(tuple(group_numbers(one)) for one in driver.optimizers),
+                groups=tuple(tuple(group_numbers(one)) for one in self._optimizers()),
                 random=_random(),
             )
         )
+
+    def _optimizers(self) -> list[Any]:
+        """Returns the optimizers, of those with the same parameters the one in use.
+
+        A script may build one anew when it resumes.
+        """
+        known = {_held(one): one for one in self.driver.optimizers} | self.stepped
+        return list(known.values())
 
     def _model(self) -> nn.Module:
         if self.model is None:
@@ -152,13 +164,18 @@ class _Following:
         """Returns all parameters that are trained, or that the model has, by name."""
         named: dict[str, Tensor] = dict(contents.named_parameters(self._model()))
         known = {id(parameter) for parameter in named.values()}
-        for number, optimizer in enumerate(self.driver.optimizers):
+        for number, optimizer in enumerate(self._optimizers()):
             every = (p for group in optimizer.param_groups for p in group["params"])
             for place, parameter in enumerate(every):
                 if id(parameter) not in known:
                     known.add(id(parameter))
                     named[f"{_of(number)}parameter {place}"] = parameter
         return named
+
+
+def _held(optimizer: Any) -> frozenset[int]:
+    groups = optimizer.param_groups
+    return frozenset(id(p) for group in groups for p in group["params"])
 
 
 def _of(number: int) -> str:
