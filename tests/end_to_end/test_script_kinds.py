@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -341,3 +343,27 @@ def test_script_that_is_deleted_during_the_check_is_checked_as_it_was(
     (terminal.folder / "train.py").unlink()
     time.sleep(0.1)
     _assert_equivalent(command.end())
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_second_world_size_leaves_the_report_of_the_first(
+    terminal: Terminal,
+) -> None:
+    late = "if WORLD_SIZE == 3:\n    open('late', 'w').close()\n    time.sleep(600)\n"
+    name = _write(terminal, "import time\n" + late + TRAIN)
+    sizes = ("--world-sizes", "2,3,4", "--json", "report.json")
+    command = terminal.start("run", *sizes, name)
+    command.wait_for((terminal.folder / "late").exists)
+    command.signal(signal.SIGINT)
+    ended = command.end()
+    assert ended.exit_code == 130, ended.stdout + ended.stderr
+    found = json.loads((terminal.folder / "report.json").read_text(encoding="utf-8"))
+    assert (found["verdict"], found["exit_code"]) == ("not-checked", 130)
+    assert [run["world_size"] for run in found["runs"]] == [2]
+    left = [item["what"] for item in found["not_compared"]]
+    assert [what for what in left if what.startswith("world size")] == [
+        "world size 3",
+        "world size 4",
+    ]
+    assert not (terminal.folder / "late").exists()
+    terminal.assert_clean(command)
