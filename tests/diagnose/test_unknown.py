@@ -86,6 +86,33 @@ def test_unknown_cause_is_placed_where_its_link_is_written(
     assert finding.where.endswith(f"target.py:{line}")
 
 
+GRADIENTS_BY_HAND = """
+model = nn.Linear(4, 3)
+def train_step(model, optimizer, batch):
+    own = getattr(model, "module", model)
+    parameters = list(own.parameters())
+    loss = (own(batch[0]) - batch[1]).square().mean()
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+        if dist.is_initialized():
+            dist.all_reduce(gradient)
+            gradient = gradient / dist.get_world_size() + 0.01 * p.detach().sign()
+        p.grad = gradient
+    optimizer.step()
+"""
+
+
+def test_loss_that_cannot_be_told_from_backward_is_not_ruled_out(
+    pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, HEAD + GRADIENTS_BY_HAND)
+    (finding,) = report.findings
+    assert (finding.slug, finding.link) == ("unknown", "backward")
+    assert finding.summary == (
+        "the cause is unknown; it starts in the loss or backward link, in step 1"
+    )
+    assert "loss" not in [item.what for item in finding.ruled_out]
+
+
 LOOKS_AT_HOOKS = """
 class Shifted(nn.Module):
     def __init__(self):

@@ -38,11 +38,22 @@ def finding(case: Case, runs: list[int], tried: Mapping[str, float]) -> Finding:
         slug=SLUG,
         link=link,
         runs=tuple(runs),
-        summary=f"the cause is unknown; it starts in the {link} link{where}",
+        summary=f"the cause is unknown; it starts in the {_in_words(case, link)} "
+        f"link{where}",
         facts=tuple(_facts(case, moment, start)),
         start=start,
         ruled_out=tuple(_ruled_out(case, link, tried)),
     )
+
+
+def _in_words(case: Case, link: str) -> str:
+    """Returns the link; with the one before it where they cannot be told apart.
+
+    Where no output carries the loss's gradient alone, a wrong loss and a wrong backward
+    look the same.
+    """
+    is_either = link == "backward" and not _loss_is_sound(case)
+    return "loss or backward" if is_either else link
 
 
 def link_of(case: Case) -> str:
