@@ -91,7 +91,7 @@ model = nn.Linear(4, 3)
 def train_step(model, optimizer, batch):
     own = getattr(model, "module", model)
     parameters = list(own.parameters())
-    loss = (own(batch[0]) - batch[1]).square().mean()
+    loss = own(batch[0]).square().mean()
     for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
         if dist.is_initialized():
             dist.all_reduce(gradient)
