@@ -380,7 +380,7 @@ def test_file_that_does_not_mend_leaves_the_proof_as_it_was(
 ) -> None:
     wrong = "* 3.0", "A wrong factor."
     monkeypatch.setattr(
-        "ddpcheck.diagnose.fixed.kinds.scales._factor", lambda *_: wrong
+        "ddpcheck.diagnose.fixed.kinds.scales.factor_of", lambda *_: wrong
     )
     # The second draft, which gathers, would mend it.
     monkeypatch.setattr("ddpcheck.diagnose.fixed.check._MOST_DRAFTS", 1)

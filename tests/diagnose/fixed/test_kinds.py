@@ -22,6 +22,8 @@ from ddpcheck.run.intervention import (
     GlobalModule,
     Intervention,
     ScaleGradients,
+    ScaleLoss,
+    ScaleTerms,
     SkipAllReduces,
     Substitute,
     Switch,
@@ -256,6 +258,14 @@ SCALES: dict[str, tuple[str, tuple[Intervention, ...]]] = {
         "sync/hook-that-adds-up-what-it-has-added-up",
         (Switch.AVERAGED_AT_UPDATE, ScaleGradients(factor=2.0)),
     ),
+    "terms-in-the-model": (
+        "loss/sum-beside-a-prior-kept-by-the-model",
+        (ScaleLoss(factor=2), ScaleTerms(factor=0.5)),
+    ),
+    "terms-in-the-loss": (
+        "loss/penalty-beside-a-sum-that-a-hook-sums",
+        (ScaleTerms(factor=0.5),),
+    ),
 }
 CASES = (
     AVERAGES | HOOKS | DECISIONS | FIRST_RANKS | SAMPLES | WRAPPERS | SHARDS | SCALES
@@ -297,6 +307,7 @@ QUICK = (
     "draws-in-forward",
     "opaque-output-beside-unused",
     "gradients-by-hand",
+    "terms-in-the-loss",
 )
 MARKED = [
     pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow])

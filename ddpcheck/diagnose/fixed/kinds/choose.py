@@ -21,6 +21,7 @@ from ddpcheck.diagnose.fixed.kinds import (
     shards,
     state,
     statistics,
+    terms,
     whole_steps,
     wrappers,
 )
@@ -38,6 +39,7 @@ from ddpcheck.run.intervention import (
 # not of the family, or that no file can make.
 _FAMILIES = (
     scales.add,
+    terms.add,
     norms.add,
     means.add,
     collectives.add,

@@ -26,7 +26,7 @@ def scale(draft: Draft, wanted: Wanted, fix: ScaleLoss | ScaleGradients) -> None
 
     Those of DDP when it reduces them, others with the loss of each backward.
     """
-    facts, (factor, why) = wanted.facts, _factor(fix, wanted.world_size)
+    facts, (factor, why) = wanted.facts, factor_of(fix, wanted.world_size)
     is_early = not fix.listed and _is_for_ddp(facts) == bool(wanted.attempt)
     if not facts.has_train_step and (is_early or isinstance(fix, ScaleLoss)):
         draft.after_loss += f"# {why}\nvalue = value {factor}\n"
@@ -35,16 +35,16 @@ def scale(draft: Draft, wanted: Wanted, fix: ScaleLoss | ScaleGradients) -> None
         draft.imports.add("from unittest import mock")
         why = _TOO_SMALL if factor.startswith("* dist.") else why
         draft.parts["scaled"] = _BEFORE_BACKWARD.format(why=why)
-        draft.around.append(f"scaled({_number(factor)})")
+        draft.around.append(f"scaled({number_of(factor)})")
         return
     draft.imports.add(
         "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks "
         "import allreduce_hook"
     )
     names, state = fix.listed, "None"
-    changed = f"    bucket.buffer().mul_({_number(factor)})\n"
+    changed = f"    bucket.buffer().mul_({number_of(factor)})\n"
     if names:
-        changed, state = _OF_CHOSEN.format(factor=_number(factor)), "chosen"
+        changed, state = _OF_CHOSEN.format(factor=number_of(factor)), "chosen"
         draft.before_wrap += (
             f"names = {listed(names)}\n"
             "chosen = {id(p) for n, p in model.named_parameters() if n in names}\n"
@@ -86,7 +86,7 @@ def _is_for_ddp(facts: Facts) -> bool:
     return has_ddp and "register_comm_hook(" not in facts.source
 
 
-def _factor(fix: Scale, world_size: int) -> tuple[str, str]:
+def factor_of(fix: Scale, world_size: int) -> tuple[str, str]:
     """Returns a factor as "* W" or the like, and the comment that explains it."""
     world = "dist.get_world_size()"
     power = math.log(fix.factor) / math.log(world_size) if fix.factor > 0 else 0.0
@@ -102,5 +102,6 @@ def _factor(fix: Scale, world_size: int) -> tuple[str, str]:
     return f"{sign} {world}", why
 
 
-def _number(factor: str) -> str:
+def number_of(factor: str) -> str:
+    """Returns the factor of `factor_of` as a number."""
     return factor[2:] if factor.startswith("*") else f"1 {factor}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ddpcheck.diagnose.fixed.draft import Draft, Facts
 from ddpcheck.diagnose.fixed.kinds import gathers
-from ddpcheck.diagnose.fixed.kinds.family import Wanted
+from ddpcheck.diagnose.fixed.kinds.family import Wanted, has_loss
 from ddpcheck.run.intervention import (
     CountMicroBatches,
     GlobalLoss,
@@ -59,7 +59,6 @@ def in_parts(module):
 {call}
 '''
 _TAKES_SLOPES = re.compile(r"\.requires_grad\b|requires_grad_\(|\.grad\b")
-_HAS_LOSS = re.compile(r"^def loss\b|^loss = (?!None)|^from .*\bloss\b", re.MULTILINE)
 _OWN = """\
             is_split = tensor.dim() and len(tensor) == sum(counts)
             return tensor.split(counts)[dist.get_rank()] if is_split else tensor
@@ -113,7 +112,7 @@ def give_all_to_model(draft: Draft, wanted: Wanted, modules: Sequence[str]) -> N
     for name in modules:
         draft.before_wrap += f"in_parts(model.get_submodule({name!r}))\n"
     draft.after_wrap += _ALL_TO_MODEL
-    if _HAS_LOSS.search(wanted.facts.source):
+    if has_loss(wanted.facts.source):
         draft.before_loss += "target = gathered(target, [])\n"
         gathers.compute_alone(draft, wanted)
 
