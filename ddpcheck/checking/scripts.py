@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ from ddpcheck.report.data import (
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.script import traces
-from ddpcheck.run.script.events import Built, Passed, Updated
+from ddpcheck.run.script.events import CALLS, Built, Drawn, Passed, Updated
 from ddpcheck.run.session import acceptance
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
 from ddpcheck.target import script as scripts
@@ -147,21 +147,32 @@ def _sizes(report: Report) -> set[int]:
     return {run.world_size for run in report.runs}
 
 
+def _recorded(
+    pool: Pool, script: Script, world_size: int, options: Options, progress: Silent
+) -> tuple[Script, Recordings, Endings]:
+    """Returns the script as it runs, and recordings of the steps that are asked for.
+
+    If the ranks are one model in these steps, and part from each other later on, then
+    of the steps until there.
+    """
+    script, recordings = _with_devices(pool, script, world_size, options)
+    endings = _endings(pool, script, recordings, options.steps)
+    parting = recordings.parting()
+    if parting is not None and options.steps <= parting < _MOST_STEPS:
+        progress(f"recording {parting + 1} steps of {script.name}")
+        longer = dataclasses.replace(options, steps=parting + 1)
+        recordings = _record(pool, script, world_size, longer)
+        endings = _endings(pool, script, recordings, options.steps)
+    return script, recordings, endings
+
+
 def _check(
     pool: Pool, script: Script, world_size: int, options: Options, progress: Silent
 ) -> Report:
     if options.resume_at is not None:
         return resuming.check(pool, script, world_size, options, progress)
     progress(f"recording {script.name} on {world_size} ranks and as one process")
-    script, recordings = _with_devices(pool, script, world_size, options)
-    endings = _endings(pool, script, recordings, options.steps)
-    parting = recordings.parting()
-    if parting is not None and options.steps <= parting < _MOST_STEPS:
-        # The ranks are one model in the steps that are asked for, and not later on.
-        progress(f"recording {parting + 1} steps of {script.name}")
-        longer = dataclasses.replace(options, steps=parting + 1)
-        recordings = _record(pool, script, world_size, longer)
-        endings = _endings(pool, script, recordings, options.steps)
+    script, recordings, endings = _recorded(pool, script, world_size, options, progress)
     if recordings.single.kind == "done":
         pool.import_more(recordings.single.value.modules)
     faults = endings.faults()
@@ -192,15 +203,21 @@ def _check(
             pool.retire(world_size)
             pool.retire(SOLO)
 
-    def checked_whole() -> Report | None:
+    def checked_with(changed: Known) -> Report | None:
         try:
-            return checked(dataclasses.replace(known, keeps_whole=True))
+            return checked(changed)
         except (UsageError, CannotCheckError):
             return None
 
     report = checked(known, diagnoses=not known.shards)
     if known.shards:
-        report = sharded.explained(report, checked_whole)
+        whole = dataclasses.replace(known, keeps_whole=True)
+        report = sharded.explained(report, lambda: checked_with(whole))
+    elif known.draws and not faults and _has_faults(report):
+        # Rows of a batch are no batch where its padding is used, as of sequences that
+        # are packed.
+        again = checked_with(dataclasses.replace(known, collates_shards=True))
+        report = report if again is None or _has_faults(again) else again
     return _with_more(report, script, recordings, endings, options)
 
 
@@ -231,6 +248,10 @@ def preload(libraries: tuple[str, ...] = ()) -> Preload:
         has_spare=True,
         environment=traces.offline(),
     )
+
+
+def _has_faults(report: Report) -> bool:
+    return any(run.faults for run in report.runs)
 
 
 @contextlib.contextmanager
@@ -304,6 +325,7 @@ class Recordings:
             split=self._split(),
             ahead=tuple(script_draws.ahead(self.ranks[0])),
             draws=draws,
+            has_all=self._has_all(),
             shards=any(one.shards for one in built),
         )
 
@@ -326,6 +348,16 @@ class Recordings:
         ]
         return agree.index(False) if agree[:1] == [True] and False in agree else None
 
+    def _has_all(self) -> bool:
+        """Returns whether the single process gives its model the rows of all ranks."""
+        single, each = _called(self.single), [_called(one) for one in self.ranks]
+        most = min(self.asked, *map(steps, self.ranks))
+        return all(
+            single[step]
+            and single[step] == sum((rank[step] for rank in each), Counter())
+            for step in range(most)
+        )
+
     def _split(self) -> int:
         ranks, single = _batches(self.ranks[0]), _batches(self.single)
         step = 1 if 1 in ranks and 1 in single else 0
@@ -340,6 +372,15 @@ def _batches(outcome: Outcome) -> Counter[int]:
         return drawn
     updates = [e for e in outcome.progress if isinstance(e, Updated)]
     return Counter({e.step: len(e.rows) for e in updates})
+
+
+def _called(outcome: Outcome) -> defaultdict[int, Counter[str]]:
+    """Returns the rows that the model is given in each step, where no loader draws."""
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for event in outcome.progress:
+        if isinstance(event, Drawn) and event.loader == CALLS:
+            found[event.step].update(event.rows)
+    return found
 
 
 def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:

@@ -84,8 +84,17 @@ def alike_padded(value: Any) -> Any:
 
 
 def num_samples(value: Any) -> int | None:
-    """Returns of how many samples a batch was made, None if that is unknown."""
-    return len(value.samples) if isinstance(value, Collated) else None
+    """Returns of how many samples a batch was made, None if that is unknown.
+
+    Of several batches, which a dict has: the number of samples of each.
+    """
+    if isinstance(value, Collated):
+        return len(value.samples)
+    parts = list(value.values()) if type(value) is dict else []
+    if not all(isinstance(part, Collated) for part in parts):
+        return None
+    sizes = {len(part.samples) for part in parts}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def tensors(
@@ -117,6 +126,8 @@ def _add_held(value: Any, found: list[Tensor]) -> None:
         return
     if isinstance(value, Tensor):
         found.append(value)
+    elif kind is Collated:
+        _add_held(value.made, found)
     elif kind is tuple or kind is list:
         for child in value:
             _add_held(child, found)
@@ -214,9 +225,7 @@ def shard(value: Any, rank: int, world_size: int) -> Any:
         start, count = shard_range(size, rank, world_size)
         return slice(start, start + count)
 
-    if isinstance(value, Collated):
-        return value.rows(own(len(value.samples)))
-    return replace(value, lambda _, t: rows_of(t, own(len(t))) if t.ndim else t)
+    return _taken(value, own)
 
 
 def rows(value: Any, which: slice | Tensor) -> Any:
@@ -224,9 +233,18 @@ def rows(value: Any, which: slice | Tensor) -> Any:
 
     Of a batch that was made of samples: the batch of these samples.
     """
+    return _taken(value, lambda _: which)
+
+
+def _taken(value: Any, which: Callable[[int], slice | Tensor]) -> Any:
+    """Returns the rows that `which` gives for their number, of all that has rows."""
     if isinstance(value, Collated):
-        return value.rows(which)
-    return replace(value, lambda _, t: rows_of(t, which) if t.ndim else t)
+        return value.rows(which(len(value.samples)))
+    if isinstance(value, Tensor):
+        return rows_of(value, which(len(value))) if value.ndim else value
+    if not is_container(value):
+        return value
+    return _rebuild(value, {k: _taken(child, which) for k, child in _children(value)})
 
 
 def rows_of(tensor: Tensor, which: slice | Tensor) -> Tensor:

@@ -8,6 +8,7 @@ compares them with the written ones, so that no run keeps copies.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -305,6 +306,8 @@ def batch_size(target: Target, batch: Any) -> int:
     known = tree.num_samples(batch)
     if known:
         return known
+    if target.is_script and len(batch) > 1:
+        return batch_size(target, dict(itertools.islice(batch.items(), 1)))
     sizes: dict[int, list[str]] = {}
     for path, leaf in tree.tensors(batch):
         if leaf.dim():

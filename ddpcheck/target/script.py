@@ -33,6 +33,9 @@ class Known:
     process draws for each of a rank's. `ahead`: of each loader that draws some of
     the next step's batches before: (loader, how many a step uses, how many ahead).
     `draws`: whether loaders have the batches; else they are what the model is given.
+    Then with `has_all` one process gives its model what the ranks do, by itself.
+    `collates_shards`: a shard is collated anew, of its samples; else it has rows of the
+    global batch.
     `shards`: the model is sharded by `fully_shard`; with `keeps_whole` it is not, and
     DistributedDataParallel averages the gradients in its place.
     """
@@ -45,6 +48,8 @@ class Known:
     split: int = 1
     ahead: tuple[tuple[int, int, int], ...] = ()
     draws: bool = True
+    has_all: bool = False
+    collates_shards: bool = False
     shards: bool = False
     keeps_whole: bool = False
 

@@ -180,6 +180,40 @@ for _ in range(5):
         mse_loss(model(x), y).div(accumulate).backward()
     optimizer.step()
 """
+RAGGED = """
+sequences = [{"x": torch.randn(1 + i % 5, 6)} for i in range(64)]
+for x in DataLoader(
+    sequences,
+    8 // WORLD_SIZE,
+    sampler=DistributedSampler(sequences, shuffle=False),
+    collate_fn=lambda batch: batch,
+):
+    optimizer.zero_grad()
+    count = torch.tensor(float(sum(len(one["x"]) for one in x)))
+    dist.all_reduce(count)
+    loss = sum(model(one["x"]).square().sum() for one in x)
+    (loss * WORLD_SIZE / count).backward()
+    optimizer.step()
+"""
+PACKED = """
+sequences = [torch.randn(1 + i * i % 7, 6) for i in range(64)]
+rnn = nn.utils.rnn
+
+
+def collate(batch):
+    return rnn.pad_sequence(batch, batch_first=True), torch.tensor([*map(len, batch)])
+
+
+for x, counts in loader_of(sequences, collate_fn=collate):
+    optimizer.zero_grad()
+    packed = rnn.pack_padded_sequence(x, counts, True, enforce_sorted=False)
+    unpacked, _ = rnn.pad_packed_sequence(packed, batch_first=True)
+    is_valid = torch.arange(x.shape[1]) < counts[:, None]
+    count = is_valid.sum()
+    dist.all_reduce(count)
+    (model(unpacked)[is_valid].square().sum() * WORLD_SIZE / count).backward()
+    optimizer.step()
+"""
 ARGUMENTS = """
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
@@ -283,6 +317,8 @@ GOOD = {
     "iterable dataset": ITERABLE,
     "workers": TRAIN.replace("(data)", "(data, num_workers=2)"),
     "padding": PADDING,
+    "ragged": RAGGED,
+    "packed": PACKED,
     "two optimizers": TWO_OPTIMIZERS,
     "scaler": SCALER,
     "scheduler": SCHEDULER,
@@ -625,6 +661,23 @@ def test_ranks_that_draw_the_same_samples_without_a_loader_are_divergent(
     assert "draw with a seed" in checked.ended.stdout
     right = NO_LOADER.replace("manual_seed(1)", "manual_seed(1 + RANK)")
     _assert_equivalent(_check(here, here.write(right, "train.py")))
+
+
+LOSS_OUTSIDE = """
+targets = rows[:, :3].sin()
+for epoch in range(3):
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(epoch))
+    for batch in order.split(16):
+        own = batch[RANK::WORLD_SIZE]
+        update(rows[own], targets[own])
+"""
+
+
+@pytest.mark.slow
+def test_targets_that_no_loader_and_no_call_has_stay_with_their_inputs(
+    terminal: Terminal,
+) -> None:
+    _assert_equivalent(_check(terminal, _script(terminal, LOSS_OUTSIDE)))
 
 
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:

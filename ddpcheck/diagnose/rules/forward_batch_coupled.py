@@ -22,7 +22,9 @@ def detect(case: Case) -> Proposal | None:
     if case.facts["lists"]:
         return None  # rows that all ranks have may be what differs
     calls = _mixing(case)
-    if not calls:
+    # Collated anew, a shard may be in another order, and padded otherwise.
+    is_anew = case.facts.get("collates") and case.facts["has_train_step"]
+    if not calls or is_anew:
         return _detect_in_step(case)
     first = calls[0]
     modules = list(dict.fromkeys(m.name for m in calls))

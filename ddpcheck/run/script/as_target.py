@@ -62,6 +62,7 @@ class _Hooks:
             Path(known.folder),
             known.world_size,
             {n: used for n, used, _ in known.ahead},
+            known.collates_shards,
         )
         self.driver: Driver | None = None
         self.step = Step()

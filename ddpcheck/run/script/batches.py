@@ -18,11 +18,15 @@ from ddpcheck.run.script.recording import collate_file, step_file
 
 @dataclass(slots=True)
 class Batches:
-    """What W ranks drew, by step; read from the folder of their recordings."""
+    """What W ranks drew, by step; read from the folder of their recordings.
+
+    With `collates_shards` rows of a batch are always what collate_fn makes of samples.
+    """
 
     folder: Path
     world_size: int
     ahead: Mapping[int, int] = field(default_factory=dict)  # used by a step
+    collates_shards: bool = False
 
     def of_rank(self, rank: int, step: int) -> dict[str, Any]:
         """Returns what one rank uses in a step: by key, (samples or None, batch)."""
@@ -67,15 +71,30 @@ class Batches:
             loader = loader_of(key)
             parts = [one[key] for one in drawn if key in one]
             name = f"{loader}.{numbers[loader]}"
-            batch[name] = _union(parts, collates.get(loader))
+            batch[name] = _union(
+                parts, collates.get(loader), collates=self.collates_shards
+            )
             numbers[loader] += 1
         return batch
 
 
-def _union(parts: list[Any], collate: Callable[[list[Any]], Any] | None) -> Any:
+def _union(
+    parts: list[Any],
+    collate: Callable[[list[Any]], Any] | None,
+    *,
+    collates: bool,
+) -> Any:
+    """Returns the batch of all samples.
+
+    Of a ragged one, with parts of any length, no rows can be taken, only samples.
+    """
     samples = [one for one, _ in parts]
     if collate is not None and all(one is not None for one in samples):
-        return collate([sample for one in samples for sample in one])
+        every = [sample for one in samples for sample in one]
+        batch = tree.Collated.of(every, collate)
+        leaves = [leaf for leaf in tree.held(batch.made) if leaf.dim()]
+        is_ragged = any(len(leaf) != len(every) for leaf in leaves)
+        return batch if collates or is_ragged else batch.made
     return joined([batch for _, batch in parts])
 
 

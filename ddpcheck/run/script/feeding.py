@@ -82,12 +82,18 @@ class Fed:
         self.asked[SHARED] = self.asked.get(SHARED, 0) + 1
         return self._next(SHARED)
 
-    def called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Returns what the model is given in a call, where no loader draws batches."""
+    def called(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Returns what the model is given in a call, where no loader draws batches.
+
+        None for what the script gives it: the loss may be of data beside.
+        """
         del args, kwargs
         is_done = self.driver.updates or not self._allowed(CALLS)
         if self.driver.stops_at_draws or is_done:
             self.driver.stop("draw")
+        if self.known.has_all:
+            self.step.drawn[CALLS] = self.step.drawn.get(CALLS, 0) + 1
+            return None
         batch = self._next(CALLS)
         return batch["args"], batch["kwargs"]
 
@@ -194,4 +200,4 @@ def _cast(tensor: Tensor) -> Tensor:
 
 def _copied(batch: Any) -> Any:
     """Returns a batch that the script may change, as a loader's is its own."""
-    return tree.replace(batch, lambda _, tensor: tensor.clone())
+    return tree.replace(tree.contents(batch), lambda _, tensor: tensor.clone())
