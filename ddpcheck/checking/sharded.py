@@ -21,6 +21,10 @@ _FOUND = (
     "found with whole parameters and DistributedDataParallel in place of "
     "fully_shard: the ranks differ by the same numbers"
 )
+_DISAGREE = (
+    "the ranks disagree, so what differs is not sharded: a parameter or buffer in no "
+    "module that fully_shard was called with"
+)
 _UNKNOWN = "the cause is unknown; it is in what is done with sharded parameters"
 
 
@@ -74,6 +78,8 @@ def _unknown(run: Run, index: int, other: Report | None) -> Finding:
     factor = _factor(run.gradients)
     if factor is not None:
         facts.append(f"every gradient is {text.number(factor)} times the single one")
+    if not run.ranks_agree:
+        facts.append(_DISAGREE)
     if other is None:
         facts.append("with whole parameters the script fails, so no link was probed")
     else:

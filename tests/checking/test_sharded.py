@@ -59,6 +59,16 @@ def test_whole_run_that_differs_by_other_numbers_leaves_the_cause_unknown() -> N
     )
 
 
+def test_ranks_that_disagree_have_a_parameter_that_is_not_sharded() -> None:
+    run = dataclasses.replace(_run(2e8, ratio=1.5), ranks_agree=False)
+    whole = _report(_run(3e8), CAUSE)
+    (found,) = sharded.explained(_report(run), lambda: whole).findings
+    assert found.facts[2] == (
+        "the ranks disagree, so what differs is not sharded: a parameter or buffer in "
+        "no module that fully_shard was called with"
+    )
+
+
 def test_script_that_fails_with_whole_parameters_has_an_unknown_cause() -> None:
     report = sharded.explained(_report(_run(2e8, name="weights")), lambda: None)
     (found,) = report.findings

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts.text import names, number
 from ddpcheck.report.data import Finding, Fix, NotCompared
-from ddpcheck.run.script.events import Drawn, Elements, Moment, Passed
+from ddpcheck.run.script.events import Drawn, Elements, Loader, Moment, Passed
 
 ORDER, STATE, RANDOM = (
     "data/resume-order",
@@ -141,6 +141,15 @@ def _made(
 
 # Samples.
 
+_BY_LOADER = (
+    "save the epoch and the position in it; call set_epoch(epoch), then skip the "
+    "batches that were trained on, on every rank"
+)
+_BY_HAND = (
+    "save and load, on every rank, the state of the generator that draws the batches, "
+    "or seed it by the number of the update"
+)
+
 
 def _order(
     whole: Sequence[Sequence[Any]],
@@ -179,10 +188,8 @@ def _order(
         f"after the resume {len(differs)} of {len(whole)} ranks draw other samples "
         "than the run that went on"
     )
-    fix = (
-        "save the epoch and the position in it; call set_epoch(epoch), then skip the "
-        "batches that were trained on, on every rank"
-    )
+    by_loader = any(isinstance(e, Loader) for e in whole[0])
+    fix = _BY_LOADER if by_loader else _BY_HAND
     return _made(ORDER, "data", summary, facts, fix), ()
 
 
