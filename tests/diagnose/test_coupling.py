@@ -55,6 +55,39 @@ def test_coupling_is_seen_wherever_the_partner_is(
     assert finding.fix.verified is True
 
 
+CONTRASTED = """
+model = nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.zeros(8)
+def loss(output, target):
+    every = output
+    if dist.is_initialized():
+        every = torch.cat(dnn.all_gather(output))
+    near = output @ {}.T
+    return nn.functional.cross_entropy(near, torch.arange(len(output)))
+"""
+OFFSET = CONTRASTED.format("every").replace(
+    "(output)))", "(output)) + rank() * len(output))"
+)
+UNUSED = (
+    "collectives called in one step: 1; without a process group the ranks compute the "
+    "same loss and gradients"
+)
+
+
+def test_gather_whose_result_is_not_used_is_named(pool: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "mymodel.py"
+    path.write_text(HEAD + CONTRASTED.format("output"), encoding="utf-8")
+    options = Options(world_sizes=(2,), modes=("ddp",))
+    (finding,) = checking.check(pool, TargetRef(path=str(path)), options).findings
+    assert (finding.slug, finding.facts[-1]) == ("loss/batch-coupled", UNUSED)
+    assert finding.fix is not None
+    ending = "; what the ranks exchange now reaches no gradient"
+    assert finding.fix.text.endswith(ending)
+    path.write_text(HEAD + OFFSET, encoding="utf-8")
+    ref = TargetRef(path=str(path))
+    assert checking.check(pool, ref, options).verdict == "equivalent"
+
+
 # A tenth of a Dice loss of the batch: others move a sample's gradient by 4e-4 of it.
 PART_OF_DICE = """
 model = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 3, 1))

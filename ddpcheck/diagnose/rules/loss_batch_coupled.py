@@ -97,10 +97,26 @@ def _detect_at_outputs(case: Case) -> Proposal | None:
     narrower = _detect_weight_by_gradients(case) or _detect_inside_module(case)
     whole = _proposal(facts, wide) if wide else None
     return dataclasses.replace(
-        _proposal(facts, global_loss_fix(case)),
+        _of_unused(case, _proposal(facts, global_loss_fix(case))),
         code=_code(case),
         evidence=ratio_evidence(case),
         fallback=dataclasses.replace(narrower, fallback=whole) if narrower else whole,
+    )
+
+
+def _of_unused(case: Case, proposal: Proposal) -> Proposal:
+    """Returns it with what is wrong with a gather whose result no gradient depends on."""
+    calls = max((rank.collectives for rank in case.probed_ranks), default=0)
+    if not calls or case.loss_collectives or case.is_part:
+        return proposal
+    fact = (
+        f"collectives called in one step: {calls}; without a process group the ranks "
+        "compute the same loss and gradients"
+    )
+    return dataclasses.replace(
+        proposal,
+        facts=(*proposal.facts, fact),
+        fix=f"{proposal.fix}; what the ranks exchange now reaches no gradient",
     )
 
 
