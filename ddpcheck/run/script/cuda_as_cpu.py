@@ -145,7 +145,7 @@ class Event:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.at_s = 0.0
 
-    def record(self, *_: Any) -> None:
+    def record(self, *_: Any, **__: Any) -> None:
         """Takes the time."""
         self.at_s = time.perf_counter()
 
@@ -161,11 +161,11 @@ class Event:
 class _Index(contextlib.nullcontext[None]):
     """torch.cuda.device(...), the context of a device."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
 
-def _properties(*_: Any) -> types.SimpleNamespace:
+def _properties(*_: Any, **__: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         name=_NAME, major=8, minor=0, total_memory=_BYTES, multi_processor_count=1
     )
@@ -236,21 +236,21 @@ def _cuda(devices: int) -> dict[str, Any]:
         "device_count": lambda: devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "current_device": lambda: current[0],
         "set_device": set_device,
-        "get_device_name": lambda *_: _NAME,
-        "get_device_capability": lambda *_: (8, 0),
+        "get_device_name": lambda *_, **__: _NAME,
+        "get_device_capability": lambda *_, **__: (8, 0),
         "get_device_properties": _properties,
-        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "mem_get_info": lambda *_: (_BYTES, _BYTES),
-        "memory_stats": lambda *_: {},
+        "mem_get_info": lambda *_, **__: (_BYTES, _BYTES),
+        "memory_stats": lambda *_, **__: {},
         "memory_summary": lambda *_, **__: "",
         "Stream": Stream,
         "Event": Event,
-        "stream": lambda _=None: contextlib.nullcontext(),
-        "current_stream": lambda *_: Stream(),
-        "default_stream": lambda *_: Stream(),
+        "stream": lambda *_, **__: contextlib.nullcontext(),
+        "current_stream": lambda *_, **__: Stream(),
+        "default_stream": lambda *_, **__: Stream(),
         "device": _Index,
-        "device_of": lambda *_: _Index(),
+        "device_of": lambda *_, **__: _Index(),
     }
 
 

@@ -46,6 +46,8 @@ assert torch.accelerator.device_count() == 1
 torch.accelerator.set_device_index(local_rank)
 assert torch.accelerator.current_device_index() == local_rank
 torch.accelerator.synchronize()
+assert torch.cuda.get_device_properties(device=0).total_memory > 0
+assert torch.cuda.get_device_capability(device=0) >= (7, 0)
 model = DDP(model, device_ids=[local_rank], output_device=local_rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
@@ -62,7 +64,7 @@ for x, y in loader:
     scaler.scale(value).backward()
     scaler.step(optimizer)
     scaler.update()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(stream=side), torch.cuda.device(device=0):
         x.record_stream(side)
     torch.cuda.current_stream().wait_stream(side)
 end.record()
