@@ -8,6 +8,7 @@ as the single process does are no fault.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,12 @@ _REFUSED = "WriteRefusedError"
 _MEANT = ("SystemExit", "ScriptInterrupt")  # an end that a script chooses
 _USAGE_CODE = 2  # of argparse
 _LAST_LINES = 3
+# A usage error of ours that a process raised, as text.
+_OWN = re.compile(
+    r"ddpcheck: (?P<message>.*) \[(?P<slug>script-missing-file)\]\n"
+    r"  expected   (?P<expected>.*)\n  found      (?P<found>.*)\n"
+    r"  fix        (?P<fix>.*)"
+)
 
 
 def steps(outcome: Outcome) -> int:
@@ -182,6 +189,8 @@ class Endings:
     def _fails(self, raised: Raised) -> UsageError:
         """Returns the error for a script that raises in the single process."""
         if raised.type_name == "UsageError":
+            if own := _OWN.match(raised.message):
+                return UsageError(Problem(**own.groupdict(), stack=raised.stack))
             words = raised.message.partition(": ")[2].splitlines()
             raise CannotCheckError(words[0] if words else raised.message, raised.stack)
         name = self.script.name

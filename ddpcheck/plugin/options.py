@@ -42,7 +42,8 @@ def pytest_addoption(
         action="append",
         metavar='"train.py ARGS"',
         help="check a training script as `ddpcheck run` does, one test per world size; "
-        "repeatable. Without a path, or --ddpcheck, nothing else is collected",
+        'repeatable; a module: --ddpcheck-run="-m MODULE ARGS". Without a path, or '
+        "--ddpcheck, nothing else is collected",
     )
     for one in options.SETTINGS:
         if "plugin" in one.places:
@@ -108,20 +109,25 @@ def pytest_collect_file(
     return [pytest_items.TargetFile.from_parent(parent, path=file_path)]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(
-    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Adds the scripts, and marks what starts ranks, so that -m can choose it."""
-    started = config.getoption("ddpcheck_run")
-    of_scripts: list[pytest.Item] = []
-    if started:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Adds the scripts to what is collected of the command line."""
+    report = yield
+    started = collector.config.getoption("ddpcheck_run")
+    if started and isinstance(collector, pytest.Session):
         from ddpcheck.plugin import scripts  # noqa: PLC0415
 
-        of_scripts = scripts.items(session, started)
-        items += of_scripts
+        report.result = [*(report.result or ()), *scripts.files(collector, started)]
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what starts ranks, so that -m can choose it."""
     for item in items:
-        if _uses_fixture(item) or item in of_scripts:
+        if _uses_fixture(item) or getattr(item, "is_of_script", False):
             item.add_marker(pytest.mark.ddpcheck)
 
 

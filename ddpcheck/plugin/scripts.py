@@ -27,18 +27,14 @@ from ddpcheck.target.script import Script
 _OF_TARGETS = [one.name for one in SETTINGS if one.of == "targets"]
 
 
-def items(session: pytest.Session, started: list[str]) -> list[pytest.Item]:
-    """Returns the tests of the scripts that are started by these texts.
+def files(session: pytest.Session, started: list[str]) -> list[ScriptFile]:
+    """Returns the scripts that are started by these texts.
 
     Raises:
-        pytest.UsageError: a script or an option is wrong.
+        pytest.UsageError: a script is wrong.
     """
     try:
-        return [
-            item
-            for text in dict.fromkeys(started)
-            for item in _file(session, text).collect()
-        ]
+        return [_file(session, text) for text in dict.fromkeys(started)]
     except (UsageError, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -59,7 +55,10 @@ class ScriptFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yields an item per world size."""
-        options = options_of(self.config, self.path, without=_OF_TARGETS)
+        try:
+            options = options_of(self.config, self.path, without=_OF_TARGETS)
+        except UsageError as error:
+            raise self.CollectError(str(error)) from None
         started = shlex.join(self.script.arguments)
         for size in options.world_sizes or scripts.DEFAULT_WORLD_SIZES:
             name = f"ddp-W{size}" + (f"[{started}]" if started else "")
@@ -69,6 +68,8 @@ class ScriptFile(pytest.File):
 
 class ScriptItem(CheckItem):
     """One script at one world size."""
+
+    is_of_script = True
 
     def __init__(self, *, options: Options, **rest: Any) -> None:
         super().__init__(**rest)

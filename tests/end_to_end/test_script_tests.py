@@ -127,6 +127,7 @@ def test_scripts_of_the_settings_are_additional_tests(session: Session) -> None:
         "train.py::ddp-W2[0.1 mean]",
         "train.py::ddp-W4[0.1 mean]",
     ]
+    assert "4 tests collected" in done.text
 
 
 def test_script_that_is_not_there_ends_the_session(tmp_path: Path) -> None:
