@@ -23,6 +23,7 @@ from ddpcheck.checking import (
     resuming,
     script_draws,
     script_verdicts,
+    script_waits,
     sharded,
 )
 from ddpcheck.checking.script_endings import Endings, steps
@@ -472,8 +473,12 @@ def _with_more(
         new = [dataclasses.replace(f, runs=index) for f in in_data]
         runs.append(_data_run(recordings, report))
     if faults:
-        if _UNEVEN not in known:  # which is why they fail
-            new.insert(0, _of_faults(faults, len(ranks), len(runs)))
+        explained = _explained(report, len(runs))
+        if explained is not None:
+            report = dataclasses.replace(report, findings=explained)
+        elif _UNEVEN not in known:  # which is why they fail
+            why = script_waits.cause(recordings.ranks, faults)
+            new.insert(0, _of_faults(faults, len(ranks), len(runs), why))
         else:
             first = new[known.index(_UNEVEN)]
             more = (*first.runs, len(runs))
@@ -532,7 +537,23 @@ def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> 
     )
 
 
-def _of_faults(faults: list[Fault], world_size: int, run: int) -> Finding:
+def _explained(report: Report, run: int) -> tuple[Finding, ...] | None:
+    """Returns the findings where one of them is why ranks fail, also in this run.
+
+    None where none is.
+    """
+    found = list(report.findings)
+    for index, one in enumerate(found):
+        is_known = one.slug in acceptance.ABOUT_FAILED_RANKS
+        if is_known and not one.slug.startswith("sync/rank-"):
+            found[index] = dataclasses.replace(one, runs=(*one.runs, run))
+            return tuple(found)
+    return None
+
+
+def _of_faults(
+    faults: list[Fault], world_size: int, run: int, why: script_waits.Cause | None
+) -> Finding:
     # A rank that waits for one that raised hangs; it is not the cause.
     first = min(faults, key=lambda fault: (list(_HOW).index(fault.kind), fault.rank))
     lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
@@ -540,6 +561,15 @@ def _of_faults(faults: list[Fault], world_size: int, run: int) -> Finding:
         line + frames.in_users(fault.stack)
         for line, fault in zip(lines, faults, strict=True)
     ]
+    if why is not None:
+        return Finding(
+            slug=why.slug,
+            link=why.link,
+            runs=(run,),
+            summary=why.summary,
+            facts=tuple(lines),
+            fix=why.fix,
+        )
     return Finding(
         slug=_SLUGS.get(first.kind, "sync/rank-hung"),
         link="sync",

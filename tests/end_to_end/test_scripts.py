@@ -680,6 +680,64 @@ def test_targets_that_no_loader_and_no_call_has_stay_with_their_inputs(
     _assert_equivalent(_check(terminal, _script(terminal, LOSS_OUTSIDE)))
 
 
+OWN_SAMPLER = """
+class Batches:
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        for batch in torch.randperm(64, generator=generator).split(8):
+            yield batch[RANK::WORLD_SIZE].tolist()
+
+
+loader = DataLoader(data, batch_sampler=Batches())
+for epoch in range(3):
+    for x, y in loader:
+        update(x, y)
+"""
+
+
+@pytest.mark.slow
+def test_own_batch_sampler_whose_epoch_is_not_set_is_divergent(
+    terminal: Terminal,
+) -> None:
+    checked = _check(terminal, _script(terminal, OWN_SAMPLER))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "data/sampler-epoch"
+
+
+UNUSED = """
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+model = Spare()
+if WORLD_SIZE > 1:
+    model = DistributedDataParallel(model)
+"""
+
+
+@pytest.mark.slow
+def test_cause_of_the_first_step_is_named_before_the_error_of_the_second(
+    terminal: Terminal,
+) -> None:
+    setup = SETUP.replace("model = DistributedDataParallel(nn.Linear(6, 3))", UNUSED)
+    checked = _check(terminal, terminal.write(setup + TRAIN, "train.py"))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "graph/unused-parameter"
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

@@ -122,13 +122,13 @@ class Driver:
         """Hands over to the caller of `resume`; called where the script runs."""
         if greenlet.getcurrent() is not self._coroutine:
             return  # a thread of the script's own
-        grad, states = torch.is_grad_enabled(), _random_states()
+        grad, states = torch.is_grad_enabled(), random_states()
         torch.set_grad_enabled(True)
         caller = self._coroutine.parent
         assert caller is not None
         caller.switch(reason)
         torch.set_grad_enabled(grad)
-        _set_random_states(states)
+        set_random_states(states)
 
     def enter(self, patch: contextlib.AbstractContextManager[Any]) -> None:
         """Enters a context that lasts as long as the script."""
@@ -275,11 +275,13 @@ def _replaced(
         setattr(owner, name, before)
 
 
-def _random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
+    """Returns the states of the generators of torch, numpy and Python."""
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
-def _set_random_states(states: tuple[Any, ...]) -> None:
+def set_random_states(states: tuple[Any, ...]) -> None:
+    """Sets what `random_states` has returned."""
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])  # noqa: NPY002
     random.setstate(states[2])

@@ -7,8 +7,10 @@ how many were drawn before it in this pass.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +27,7 @@ from torch.utils.data import (
 )
 
 from ddpcheck.compare import tree
-from ddpcheck.run.script.driver import Driver
+from ddpcheck.run.script.driver import Driver, random_states, set_random_states
 from ddpcheck.run.script.events import CALLS, Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
@@ -33,6 +35,7 @@ SHARED = -2  # the number that stands for batches given to ddpcheck.global_batch
 
 # Digests of a larger batch would take more time than the step.
 _MOST_NUMBERS = 4_000_000
+_OTHER_EPOCH, _FIRST = 7919, 64  # of what a sampler draws in it
 _SHUFFLE = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
@@ -132,10 +135,31 @@ def describe(loader: Any, number: int, turn: int) -> Loader:
         batch_size=getattr(batch_sampler, "batch_size", loader.batch_size),
         drop_last=bool(getattr(batch_sampler, "drop_last", loader.drop_last)),
         sampler=type(sampler).__name__,
-        shuffles=bool(shuffles),
+        shuffles=bool(shuffles) or any(map(_follows_its_epoch, parts)),
         replicas=next((n for n in replicas if n is not None), None),
         is_iterable=isinstance(loader.dataset, IterableDataset),
     )
+
+
+def _follows_its_epoch(sampler: Any) -> bool:
+    """Returns whether a sampler draws another order after its set_epoch was called.
+
+    A copy is asked, so the sampler itself and the random numbers stay as they are.
+    """
+    if not hasattr(sampler, "set_epoch") or any(
+        hasattr(value, "set_epoch") for value in vars(sampler).values()
+    ):
+        return False  # the copy would set the epoch of what it shares with the sampler
+    before = random_states()
+    try:
+        one, two = copy.copy(sampler), copy.copy(sampler)
+        two.set_epoch(_OTHER_EPOCH)
+        orders = [list(itertools.islice(iter(each), _FIRST)) for each in (one, two)]
+        return repr(orders[0]) != repr(orders[1])
+    except Exception:  # noqa: BLE001 (user code)
+        return False
+    finally:
+        set_random_states(before)
 
 
 def _innermost(loader: Any) -> Any:
