@@ -224,9 +224,20 @@ def verdict_sentence(report: Report) -> str:
     return _verdict_sentence(report)
 
 
+def is_resume(report: Report) -> bool:
+    """Returns whether the report is on a script that was started again."""
+    return any(run.mode == RESUME for run in report.runs)
+
+
+def _resumed(sentence: str) -> str:
+    """Returns the sentence on a verdict about a script that was started again."""
+    given = sentence.replace("Data-parallel training", "Training that was resumed")
+    return given.replace("single-process training", "training that went on")
+
+
 def reference(report: Report) -> str:
     """Returns the reference in words, with the micro-batches that it trains on."""
-    if any(run.mode == RESUME for run in report.runs):
+    if is_resume(report):
         return "the same ranks, not stopped"
     count = report.target.backwards
     if count < 2:  # noqa: PLR2004
@@ -322,6 +333,8 @@ def _verdict_sentence(report: Report) -> str:
     sentence = _SENTENCES[state]
     if _failed(report):
         sentence = _FAILED if compared else _FAILED_AT_ONCE
+    if is_resume(report):
+        sentence = _resumed(sentence)
     first = sentence.format(runs=_runs(report), tensors=tensors)
     return " ".join([first, *_reservations(report)])
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddpcheck.report.data import Control, Fault, Fix, to_json
+from ddpcheck.report.data import Control, Fault, Fix, Quantity, Run, to_json
 from ddpcheck.report.render import divergence, html, junit, status, terminal, wording
 
 from . import sample
@@ -328,3 +328,18 @@ def test_reduction_of_a_parameter_server_is_in_every_report() -> None:
     assert '<span class="note">reduce=sum</span>' in html.to_html(report)
     reductions = [run["reduce"] for run in json.loads(to_json(report))["runs"]]
     assert reductions == ["", "mean", "sum"]
+
+
+def test_verdict_on_a_script_that_was_resumed_names_the_run_that_went_on() -> None:
+    run = Run(
+        mode="resume",
+        world_size=2,
+        verdict="divergent",
+        weights=Quantity(compared=24, mismatched=18),
+    )
+    made = replace(sample.divergent(), runs=(run,), findings=())
+    assert wording.reference(made) == "the same ranks, not stopped"
+    assert wording.verdict_sentence(made) == (
+        "Training that was resumed differs from training that went on in 1 of 1 run, "
+        "with 18 of 24 tensor comparisons above tolerance."
+    )
