@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -159,6 +160,12 @@ class _Probe:
         self.seen.passed = 0
         self.seen.events.clear()
 
+    def _note_loss(self, written: _Written, loss: Tensor) -> None:
+        written.before_backward()
+        compared = self.calls.leaves, self.reader, self.addends
+        self.addends = gradients.of_addends(loss, *compared)
+        self.constants += constants(loss)
+
     def observed(
         self,
         wrapped: nn.Module,
@@ -185,13 +192,7 @@ class _Probe:
                 calls.drawn,
                 calls.attached.noting() if calls.attached else nullcontext(),
             ):
-
-                def note(loss: Tensor) -> None:
-                    written.before_backward()
-                    compared = calls.leaves, self.reader, self.addends
-                    self.addends = gradients.of_addends(loss, *compared)
-                    self.constants += constants(loss)
-
+                note = functools.partial(self._note_loss, written)
                 given = self.target, spec, wrapped, shard, note
                 done = training.step(*given, puts_aside=not calls.attached)
         finally:

@@ -84,6 +84,9 @@ def record(
         return ReferenceEvidence(failed=describe(error).stack)
 
 
+_Found = Iterable[tuple[str, Tensor]]
+
+
 class _Probe:
     def __init__(
         self,
@@ -112,6 +115,19 @@ class _Probe:
         self.outputs: dict[tuple[int, str], Tensor] = {}  # leaves of this pass
         self.addends = gradients.Addends(self.writer)
         self.injected = Injected()
+
+    def _in_trace(self, grads: Grads) -> ProbeFacts:
+        """Returns what ranks read beside the tensors."""
+        return {
+            "cuts": list(dict.fromkeys(key for _, key in grads)),
+            "data": self.cuts.data,
+            "trained": self.cuts.flow.trained,
+            "windows": self.cuts.windows,
+            "on_the_way": self.cuts.flow.on_the_way(),
+            "attached": self.attached is not None,
+            "order": self.order,
+            "addends": self._kinds_of_addends(),
+        }
 
     def run(self, *, trains_before: bool) -> ReferenceEvidence:
         """Does the passes, writes the trace and returns the evidence."""
@@ -144,17 +160,7 @@ class _Probe:
         # The outputs answer the same, unless a train_step does more with gradients.
         is_known = is_written and self.shortcut.is_proven and not self.target.train_step
         factor = None if is_known else self._doubled()
-        in_trace: ProbeFacts = {
-            "cuts": list(dict.fromkeys(key for _, key in grads)),
-            "data": self.cuts.data,
-            "trained": self.cuts.flow.trained,
-            "windows": self.cuts.windows,
-            "on_the_way": self.cuts.flow.on_the_way(),
-            "attached": self.attached is not None,
-            "order": self.order,
-            "addends": self._kinds_of_addends(),
-        }
-        self.writer.index.facts = in_trace
+        self.writer.index.facts = self._in_trace(grads)
         self.writer.close()
         targets = countables.targets_of(self.target, self.batch)
         names = list(countables.names(targets))
@@ -293,20 +299,18 @@ class _Probe:
     ) -> tuple[Grads, float | None, dict[str, Tensor | None]]:
         leaves: dict[tuple[int, str], Tensor] = {}
 
+        def note(quantity: str, name: str, call: int, found: _Found) -> None:
+            named = [(key_of(name, call, path), value) for path, value in found]
+            self.writer.add(quantity, hooks.micro, named)
+
         def before(name: str, call: int, _: nn.Module, args: Any, kwargs: Any) -> None:
             if write:
-                named = [
-                    (key_of(name, call, p), t) for p, t in tensors_of((args, kwargs))
-                ]
-                self.writer.add("inputs", hooks.micro, named)
+                note("inputs", name, call, tensors_of((args, kwargs)))
 
         def after(name: str, call: int, module: nn.Module, output: Any) -> Any:
             if write:
-                named = [(key_of(name, call, p), t) for p, t in tensors_of(output)]
-                self.writer.add("outputs", hooks.micro, named)
-                kept = contents.own_buffers(module)
-                named = [(key_of(name, call, n), b) for n, b in kept]
-                self.writer.add("kept", hooks.micro, named)
+                note("outputs", name, call, tensors_of(output))
+                note("kept", name, call, contents.own_buffers(module))
 
             def cut(path: str, t: Tensor) -> Tensor:
                 key = key_of(name, call, path or "output")

@@ -136,6 +136,17 @@ class _Candidate:
         self._unfrozen: dict[str, None] = {}
         self._precision = rounding.Precision(reround=spec.reround)
 
+    def _recorder(self, size: int) -> ComparingRecorder:
+        return ComparingRecorder(
+            reader=self.reader,
+            rtol=self.spec.rtol,
+            rank=self.rank,
+            rows=self._rows(size),
+            floors=dict(self.spec.floors),
+            zeros_are_none=self.mode.has_replicas,
+            calls_itself=self.target.train_step is not None,
+        )
+
     def execute(self) -> None:
         """Builds, wraps and trains; emits each step, sets `raised` and `facts`."""
         spec = self.spec
@@ -172,15 +183,7 @@ class _Candidate:
         count_new_calls(wrapped, counts)
         self.facts |= facts.at_start(self.reader, names, wrapped)
         rounding.jitter(model, spec.jitter)
-        recorder = ComparingRecorder(
-            reader=self.reader,
-            rtol=spec.rtol,
-            rank=self.rank,
-            rows=self._rows(size),
-            floors=dict(spec.floors),
-            zeros_are_none=self.mode.has_replicas,
-            calls_itself=self.target.train_step is not None,
-        )
+        recorder = self._recorder(size)
         states = ComparedStates(wrapped, names, reader=self.reader, rtol=spec.rtol)
         training = self._training(wrapped, names, recorder, size)
         training.notes = states

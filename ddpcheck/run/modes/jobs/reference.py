@@ -260,6 +260,21 @@ class _Reference:
             writer.discard()
             raise
 
+    def _note_batches(self, batches: list[Any]) -> int:
+        """Notes what the batches hold; returns the samples of the first.
+
+        Raises:
+            UsageError: one cannot be divided into samples.
+        """
+        sizes = [batch_size(self.target, batch) for batch in batches]
+        self.given = given(batches, samples.named_lists(batches, sizes))
+        if self.spec.loss == "masked":
+            self.given["masks"] = has_masked(batches)
+        if not self.spec.rows and not self.spec.tile:
+            for batch, number in zip(batches, sizes, strict=True):
+                samples.check_divisible(self.target, batch, number)
+        return sizes[0]
+
     def _train(
         self,
         model: nn.Module,
@@ -271,14 +286,7 @@ class _Reference:
         names = Names(model)
         writer.add("initial", 0, wholes(names.parameters(model)).items())
         writer.add("initial_buffers", 0, wholes(names.buffers(model)).items())
-        sizes = [batch_size(self.target, batch) for batch in batches]
-        self.given = given(batches, samples.named_lists(batches, sizes))
-        if self.spec.loss == "masked":
-            self.given["masks"] = has_masked(batches)
-        if not self.spec.rows and not self.spec.tile:
-            for batch, number in zip(batches, sizes, strict=True):
-                samples.check_divisible(self.target, batch, number)
-        self.size = size = sizes[0]
+        self.size = size = self._note_batches(batches)
         user_code.compute(self.spec)
         recorder = WritingRecorder(writer)
         notes = WrittenStates(model, names, writer=writer)
