@@ -10,7 +10,7 @@ import pytest
 
 from ddpcheck.diagnose import script_data
 from ddpcheck.report.data import Row
-from ddpcheck.run.script.events import Updated
+from ddpcheck.run.script.events import Drawn, Updated
 from tests.diagnose.test_script_data import PLAIN, RANDOM, Process, order, shards
 
 
@@ -124,6 +124,22 @@ def test_number_that_is_rounded_follows_nothing() -> None:
     one = Process(RANDOM, batch=5).train(order(5)).events
     row = _given(script_data.table(ranks, one), "batches of a pass")
     assert (row.single, row.ranks, row.at_8) == (5, 3, None)
+
+
+def _ahead(events: Sequence[Any]) -> list[Any]:
+    """Returns events in which every second batch is drawn one update earlier."""
+    return [
+        replace(e, step=e.step - e.step % 2) if isinstance(e, Drawn) else e
+        for e in events
+    ]
+
+
+def test_batches_that_are_drawn_before_their_update_have_no_samples_of_an_update() -> (
+    None
+):
+    ranks = [_ahead(Process().train(part).events) for part in shards(0)]
+    rows = script_data.table(ranks, Process(RANDOM, batch=8).train(order(5)).events)
+    assert [row.what for row in rows if "lear" not in row.what] == ["batches of a pass"]
 
 
 def _accumulated(part: Sequence[int], every: int) -> list[Any]:

@@ -15,11 +15,13 @@ from typing import Any
 from ddpcheck.diagnose.script_data import streams
 from ddpcheck.diagnose.script_data.streams import Stream
 from ddpcheck.report.data import Row
-from ddpcheck.run.script.events import Updated
+from ddpcheck.run.script.events import Drawn, Updated
 
 _WORLD = 8  # for which a number is given where it follows
 
 _UPDATES_OF = "updates of a pass"
+_SAMPLES_OF = "samples of an update"
+_PER_UPDATE = (_UPDATES_OF, _SAMPLES_OF)
 _LR = {
     "equal": "updates have the same size at any world size",
     "times": "updates grow with the world size, as linear scaling wants where the "
@@ -75,6 +77,9 @@ def table(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> tuple[Row, .
     for number, (of_ranks, of_one) in enumerate(pairs, 1):
         suffix = f" of loader {number}" if len(pairs) > 1 else ""
         rows += _of_loader(of_ranks, of_one, suffix)
+    if _draws_nothing(ranks[0]) or _draws_nothing(single):
+        # Batches are drawn before their steps: which step has which is not seen.
+        rows = [row for row in rows if not row.what.startswith(_PER_UPDATE)]
     updates = [row for row in rows if row.what.startswith(_UPDATES_OF)]
     first = updates[0] if len(updates) == 1 else None
     schedule = _schedule(many, one, world, first)
@@ -83,6 +88,12 @@ def table(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> tuple[Row, .
 
 def _updates(events: Sequence[Any]) -> list[Updated]:
     return [event for event in events if isinstance(event, Updated)]
+
+
+def _draws_nothing(events: Sequence[Any]) -> bool:
+    """Returns whether there is an update before which nothing was drawn for it."""
+    drawn = {event.step for event in events if isinstance(event, Drawn)}
+    return bool(drawn) and any(one.step not in drawn for one in _updates(events))
 
 
 def _row(
@@ -231,7 +242,7 @@ def _of_loader(of_ranks: Sequence[Stream], of_one: Stream, suffix: str) -> list[
     own = Counter(_samples_by_step(of_one).values())
     rows = []
     if _usual(own) and _usual(total):
-        what = f"samples of an update{suffix}"
+        what = f"{_SAMPLES_OF}{suffix}"
         rows.append(_row(what, _usual(own), _usual(total), world, _BATCH))
     lengths = [_length(stream) for stream in of_ranks]
     alone = _length(of_one)
