@@ -46,10 +46,12 @@ from ddpcheck.report.data import (
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
+from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.script import traces
 from ddpcheck.run.script.events import CALLS, Built, Drawn, Passed, Updated
-from ddpcheck.run.session import acceptance
+from ddpcheck.run.session import acceptance, noise_floor
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
+from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import script as scripts
 from ddpcheck.target.options import Options
 from ddpcheck.target.script import Known, Script
@@ -148,6 +150,53 @@ def _sizes(report: Report) -> set[int]:
     return {run.world_size for run in report.runs}
 
 
+@contextlib.contextmanager
+def _of_calls(script: Script, known: Known) -> Iterator[None]:
+    """Tells why a script does not train on what the ranks' models were given.
+
+    Raises:
+        CannotCheckError: it raises in the single process, and has no loaders.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if known.draws or error.problem.slug != "target-raises":
+            raise
+        raise CannotCheckError(_unseen(script), error.problem.found) from error
+
+
+def _check_calls(
+    script: Script, known: Known, session: Session, report: Report
+) -> None:
+    """Raises where what the model is given is not all that the loss is taken of.
+
+    The rows of the rest do not follow those of the model's batch into another order.
+
+    Raises:
+        CannotCheckError: a divergence proves nothing.
+    """
+    fixes = [finding.fix for finding in report.findings]
+    is_proven = any(fix is not None and fix.proof is not None for fix in fixes)
+    # Ranks that part from each other do so on any data.
+    is_proven |= any(run.faults or not run.ranks_agree for run in report.runs)
+    if known.draws or report.verdict != "divergent" or report.ended or is_proven:
+        return
+    run = report.runs[0]
+    spec = RunSpec(mode=SINGLE.name, dtype=run.dtype, steps=known.steps)
+    if not noise_floor.holds_in_other_orders(session, spec, run.world_size):
+        raise CannotCheckError(
+            _unseen(script), "with the rows in another order the gradients are others"
+        )
+
+
+def _unseen(script: Script) -> str:
+    return (
+        f"{script.name} has no DataLoader, and its loss takes more than the model is "
+        "given: the batch of the single process is not known; pass what is drawn to "
+        "ddpcheck.global_batch"
+    )
+
+
 def _recorded(
     pool: Pool, script: Script, world_size: int, options: Options, progress: Silent
 ) -> tuple[Script, Recordings, Endings]:
@@ -192,14 +241,17 @@ def _check(
     def checked(known: Known, *, diagnoses: bool = True) -> Report:
         session = Session(pool, _ref(script, known))
         try:
-            return checking.check(
-                pool,
-                session.ref,
-                asked,
-                session=session,
-                progress=progress,
-                diagnoses=diagnoses,
-            )
+            with _of_calls(script, known):
+                report = checking.check(
+                    pool,
+                    session.ref,
+                    asked,
+                    session=session,
+                    progress=progress,
+                    diagnoses=diagnoses,
+                )
+            _check_calls(script, known, session, report)
+            return report
         finally:
             pool.retire(world_size)
             pool.retire(SOLO)

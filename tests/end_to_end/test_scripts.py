@@ -437,6 +437,29 @@ def test_script_without_loaders_that_never_ends_is_equivalent(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pieces", [1, "4 // WORLD_SIZE"], ids=["one", "several"])
+def test_script_whose_targets_are_not_seen_is_not_checked(
+    pieces: object, terminal: Terminal
+) -> None:
+    train = f"""
+torch.manual_seed(RANK)
+while True:
+    for _ in range({pieces}):
+        x = torch.randn(4, 6)
+        mse_loss(model(x), x[:, :3].sin()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    ended = terminal.run("run", _script(terminal, train))
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    assert ended.stderr.startswith(
+        "ddpcheck: not checked: train.py has no DataLoader, and its loss takes more "
+        "than the model is given: the batch of the single process is not known; pass "
+        "what is drawn to ddpcheck.global_batch\n"
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "planted", "slug"),
     [

@@ -109,6 +109,13 @@ def measure(
     return replace(floor, following=_following(session, base, made, floor.limit))
 
 
+def holds_in_other_orders(session: Session, base: RunSpec, world_size: int) -> bool:
+    """Returns whether the reference on a batch in another order differs by rounding."""
+    made = (_Repetition.make(session, base, n) for n in (_SAMPLES, world_size))
+    found = [r for r in _until_rounding(made) if r is not None]
+    return not found or found[-1].is_rounding
+
+
 def where_changed(session: Session, outcome: RunOutcome, limit: Tolerance) -> Tolerance:
     """Returns the tolerance for a run with fixes that change the single-process run.
 
