@@ -761,6 +761,30 @@ def test_cause_of_the_first_step_is_named_before_the_error_of_the_second(
     assert checked.slug == "graph/unused-parameter"
 
 
+LOADED = """
+if RANK == 0:
+    state = nn.Linear(6, 3, dtype=model.module.weight.dtype).state_dict()
+    model.module.load_state_dict({name: value + 1 for name, value in state.items()})
+"""
+
+
+@pytest.mark.slow
+def test_weights_that_one_rank_loads_after_wrapping_are_named(
+    terminal: Terminal,
+) -> None:
+    checked = _check(terminal, _script(terminal, LOADED, TRAIN))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "ddp/rank-local-weights"
+
+
+@pytest.mark.slow
+def test_weights_that_all_ranks_load_after_wrapping_are_equivalent(
+    terminal: Terminal,
+) -> None:
+    right = LOADED.replace("RANK == 0", "True").replace("value + 1", "value * 0 + 1")
+    _assert_equivalent(_check(terminal, _script(terminal, right, TRAIN)))
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

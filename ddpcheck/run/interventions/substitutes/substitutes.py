@@ -27,6 +27,7 @@ from ddpcheck.run import intervention
 from ddpcheck.run.facts import Group, Members, of_trace
 from ddpcheck.run.intervention import GlobalLoss, GlobalLossOfOutputs
 from ddpcheck.run.interventions import apply as fixes
+from ddpcheck.run.interventions import rewriting
 from ddpcheck.run.interventions.rows import global_batch
 from ddpcheck.run.interventions.substitutes import addends, orders
 from ddpcheck.run.model import model as models
@@ -76,6 +77,12 @@ class Substitutes:
             return wrapped
         given = wrapped, self.bare, what, self.rows[:2], self._collated
         return global_batch.global_loss(*given)
+
+    def start_again(self, wrapped: nn.Module, names: Names) -> None:
+        """Gives all ranks the first weights, where an intervention does, once more."""
+        if intervention.substituted(self.spec.fixes, "start") is not None:
+            initial = reference_start(self.reader, names)
+            rewriting.broadcast(wrapped, initial)
 
     def _collated(self) -> global_batch.Own | None:
         """Returns the model's arguments for all samples and for the rank's samples."""

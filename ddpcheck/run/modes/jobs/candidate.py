@@ -30,6 +30,7 @@ from ddpcheck.run.model import contents, sizing, user_code
 from ddpcheck.run.model import model as models
 from ddpcheck.run.model.names import Names
 from ddpcheck.run.model.noise import SampleNoise, bound, undefined
+from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.modes.jobs import rounding
 from ddpcheck.run.modes.jobs.batches import (
     batches_of_rank,
@@ -161,7 +162,11 @@ class _Candidate:
         is_first = self.rank == 0
         if is_first or self.target.wrap is not None:  # DDP gives ranks the first one's
             self.facts["rounded_start"] = facts.align_start(
-                self.target, self.reader, names, model, checks=is_first
+                self.target,
+                self.reader,
+                names,
+                model,
+                checks=is_first and not self.target.is_script,
             )
         batches = global_batches(self.target, spec)
         if self.rank == 0:
@@ -186,6 +191,7 @@ class _Candidate:
         recorder = self._recorder(size)
         states = ComparedStates(wrapped, names, reader=self.reader, rtol=spec.rtol)
         training = self._training(wrapped, names, recorder, size)
+        self._begin_late(model, names, wrapped)
         training.notes = states
         self.seen.on_roots = lambda roots: states.reads(roots, training.step)
         if not self.is_rank:
@@ -202,6 +208,21 @@ class _Candidate:
         self.unlike = facts.unlike(self.seen, training, states)
         if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
+
+    def _begin_late(self, model: nn.Module, names: Names, wrapped: nn.Module) -> None:
+        """Notes the first weights of a script once more, at its first batch.
+
+        It may load them after it has wrapped its model.
+        """
+        parts = any(is_part(p) for _, p in contents.named_parameters(model))
+        if not self.target.is_script or self.spec.jitter or parts:
+            return
+        self._given.start_again(wrapped, names)
+        if not self.rank:
+            facts.align_start(self.target, self.reader, names, model, checks=True)
+        for key in ("start", "start_buffers"):
+            self.facts.pop(key, None)  # type: ignore[misc]
+        self.facts |= facts.at_start(self.reader, names, wrapped)
 
     def _wrap(self, model: nn.Module, names: Names, size: int) -> nn.Module:
         self._in_rank = InRank(
