@@ -19,6 +19,7 @@ from ddpcheck.report.data import (
     PartName,
     Quantity,
     Report,
+    Row,
     Run,
 )
 
@@ -99,6 +100,56 @@ def _data(
     if whole:
         return _open("data", world_size, whole[0])
     return Part(what="data", world_size=world_size, verdict="equivalent")
+
+
+def scaled(
+    findings: Sequence[Finding], runs: Sequence[Run], rows: Sequence[Row]
+) -> tuple[Finding, ...]:
+    """Accepts a learning rate that is scaled as the samples of an update are.
+
+    Where each rank has a batch of its own size, and the learning rate grows with their
+    number, or with its root, a run has shown that nothing else differs.
+
+    Args:
+        findings: on these runs.
+        runs: that were compared.
+        rows: the facts of the script.
+    """
+    rates = [row for row in rows if row.what.startswith("learning rate")]
+    batches = [row for row in rows if row.what.startswith("samples of an update")]
+    grows = bool(batches) and all(
+        row.ranks == row.single * row.world_size for row in batches
+    )
+    if not grows or not any(_is_scaled(rates, power) for power in (1.0, 0.5)):
+        return tuple(findings)
+    return tuple(
+        dataclasses.replace(one, accepted=_SCALED) if _is_of_rates(one, runs) else one
+        for one in findings
+    )
+
+
+_SCALED = (
+    "the learning rate grows with the world size, and so do the samples of an update"
+)
+
+
+def _is_scaled(rates: Sequence[Row], power: float) -> bool:
+    """Returns whether each learning rate is that of one process times W ** power."""
+    return bool(rates) and all(
+        math.isclose(row.ranks, row.single * row.world_size**power, rel_tol=1e-6)
+        for row in rates
+    )
+
+
+def _is_of_rates(finding: Finding, runs: Sequence[Run]) -> bool:
+    """Returns whether learning rates that all ranks have are shown to be all of it."""
+    return (
+        finding.slug == "sync/control-desync"
+        and finding.accepted is None
+        and set(finding.runs) <= set(finding.proven_runs)
+        and all(fact.startswith("lr ") for fact in finding.facts)
+        and all(runs[index].ranks_agree for index in finding.runs)
+    )
 
 
 def merged(reports: Sequence[Report]) -> Report:

@@ -536,7 +536,9 @@ def _with_more(
             more = (*first.runs, len(runs))
             new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
         runs.append(_failed_run(recordings, faults, report))
-    accepted = acceptance.accept(runs, new, options.accept) + list(report.findings)
+    table = script_data.table(ranks, single)
+    others = script_verdicts.scaled(report.findings, report.runs, table)
+    accepted = acceptance.accept(runs, new, options.accept) + list(others)
     verdict = acceptance.verdict(runs, accepted)
     if report.ended and verdict == "equivalent":
         verdict = "not-checked"
@@ -548,7 +550,7 @@ def _with_more(
         exit_code=EXIT_CODES[verdict] if not report.ended else report.exit_code,
         runs=tuple(runs),
         findings=tuple(accepted),
-        facts=script_data.table(ranks, single),
+        facts=table,
         parts=script_verdicts.parts(
             compared, report.findings, in_data, left_out, len(ranks)
         ),
