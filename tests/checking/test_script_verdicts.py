@@ -13,6 +13,7 @@ from ddpcheck.report.data import (
     NotCompared,
     Quantity,
     Report,
+    Row,
     Run,
 )
 from tests.report.render import sample
@@ -182,3 +183,45 @@ def test_finding_on_data_in_the_baseline_covers_no_other_and_no_larger_one(
     judged = baseline.apply(now, sample.script(), "known.json")
     assert judged.exit_code == (1 if why else 0)
     assert any(why in warning for warning in judged.warnings) or not why
+
+
+RATES = Finding(
+    slug="sync/control-desync",
+    link="update",
+    runs=(0,),
+    proven_runs=(0,),
+    summary="every rank updates its weights with other numbers",
+    facts=("lr at the update of step 1: 0.2, 0.2 on the ranks",),
+)
+
+
+def _row(what: str, single: float, ranks: float) -> Row:
+    return Row(what=what, single=single, ranks=ranks, world_size=2, effect="")
+
+
+def _accepted(finding: Finding, run: Run, *rows: Row) -> bool:
+    (found,) = script_verdicts.scaled([finding], [run], rows)
+    return found.accepted is not None
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.1 * 2**0.5])
+def test_rate_that_is_scaled_as_the_samples_of_an_update_is_accepted(
+    rate: float,
+) -> None:
+    rows = _row("learning rate", 0.1, rate), _row("samples of an update", 8, 16)
+    run = _run(EQUAL, _off(0.1, 9.0, 9.0))
+    assert _accepted(RATES, run, *rows)
+    assert not _accepted(replace(RATES, proven_runs=()), run, *rows)
+    assert not _accepted(RATES, replace(run, ranks_agree=False), *rows)
+    other = replace(RATES, facts=("weight_decay at the update of step 1: 2, 2",))
+    assert not _accepted(other, run, *rows)
+
+
+def test_rate_that_is_scaled_otherwise_than_the_samples_is_not_accepted() -> None:
+    run = _run(EQUAL, _off(0.1, 9.0, 9.0))
+    samples = _row("samples of an update", 8, 16)
+    rate = _row("learning rate after update 1", 0.1, 0.2)
+    later = _row("learning rate after update 9", 0.1, 0.05)
+    assert not _accepted(RATES, run, rate, later, samples)
+    assert not _accepted(RATES, run, rate, _row("samples of an update", 16, 16))
+    assert not _accepted(RATES, run, rate)
