@@ -50,7 +50,8 @@ def cause(ranks: Sequence[Outcome], faults: Sequence[Fault]) -> Cause | None:
                 return _of_one_that_left(rank, other, ranks)
     places = {frames.users(stack) for stack in stacks.values()}
     calls = any(_is_in_a_collective(stack) for stack in stacks.values())
-    if len(places) < 2 or None in places or not calls:  # noqa: PLR2004
+    wait = all(map(frames.exchanges, stacks.values()))  # and none is at work, or sleeps
+    if len(places) < 2 or None in places or not (calls and wait):  # noqa: PLR2004
         return None
     return Cause(
         slug="sync/collective-mismatch",

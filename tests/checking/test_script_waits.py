@@ -97,6 +97,12 @@ def test_collectives_in_different_places_of_one_loop_do_not_match(
     assert slug == "sync/collective-mismatch"
 
 
+def test_rank_that_does_something_else_gives_no_cause(script: Path) -> None:
+    evaluates = _stack(script, COLLECTIVE, (2, "evaluate"), (10, "main"))
+    sleeps = _stack(script, "", (11, "main"))
+    assert _slug(_rank(0, 4, 4, evaluates), _rank(1, 4, 4, sleeps)) is None
+
+
 def test_ranks_in_one_place_have_no_cause(script: Path) -> None:
     stack = _stack(script, COLLECTIVE, (11, "main"))
     assert _slug(_rank(0, 4, 4, stack), _rank(1, 4, 4, stack)) is None
