@@ -10,6 +10,7 @@ import torch
 from ddpcheck.checking import script_waits
 from ddpcheck.ranks.messages import Outcome
 from ddpcheck.report.data import Fault
+from ddpcheck.run.script import driver
 from ddpcheck.run.script.events import Drawn, Updated
 
 SCRIPT = """\
@@ -45,6 +46,7 @@ def _stack(script: Path, innermost: str, *places: tuple[int, str]) -> str:
     """Returns what faulthandler writes of a rank; the innermost place comes first."""
     lines = [f'  File "{script}", line {line} in {name}\n' for line, name in places]
     outer = f'  File "{script}", line 15 in <module>\n'
+    outer += f'  File "{driver.__file__}", line 5 in script_main\n'
     return "".join(["Current thread 0x01:\n", innermost, *lines, outer])
 
 
