@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ddpcheck.compare import tree
+from ddpcheck.errors.problem import Problem, UsageError
 from ddpcheck.run.script.recording import collate_file, step_file
 
 
@@ -95,7 +96,25 @@ def _union(
         leaves = [leaf for leaf in tree.held(batch.made) if leaf.dim()]
         is_ragged = any(len(leaf) != len(every) for leaf in leaves)
         return batch if collates or is_ragged else batch.made
-    return joined([batch for _, batch in parts])
+    try:
+        return joined([batch for _, batch in parts])
+    except RuntimeError as error:
+        raise _not_joined(error) from error
+
+
+def _not_joined(error: RuntimeError) -> UsageError:
+    return UsageError(
+        Problem(
+            slug="script-fails",
+            message="the ranks' batches cannot be joined to the batch of the single "
+            "process",
+            expected="batches that are padded to one length, or a collate_fn that can "
+            "be pickled: it makes one batch of all samples",
+            found=str(error).splitlines()[0],
+            fix="define collate_fn in the module, without objects such as an "
+            "Accelerator around it, or pad to a fixed length",
+        )
+    )
 
 
 def joined(parts: list[Any]) -> Any:
