@@ -133,6 +133,31 @@ _SCALED = (
 )
 
 
+def with_own_noise(
+    findings: Sequence[Finding], runs: Sequence[Run]
+) -> tuple[Finding, ...]:
+    """Accepts that each rank draws noise of its own, as dropout does.
+
+    It is right so, and a script cannot be asked to leave it out; a run in which the
+    noise follows the samples has shown that nothing else differs.
+    """
+    return tuple(_accepted_noise(one, runs) for one in findings)
+
+
+def _accepted_noise(finding: Finding, runs: Sequence[Run]) -> Finding:
+    is_noise = finding.slug == "rng/stochastic-layer" and finding.benign
+    is_all = set(finding.runs) <= set(finding.proven_runs)
+    agree = all(runs[index].ranks_agree for index in finding.runs)
+    if finding.accepted is not None or not (is_noise and is_all and agree):
+        return finding
+    fix = finding.fix and dataclasses.replace(finding.fix, text=_NO_FIX)
+    return dataclasses.replace(finding, accepted=_NOISE, fix=fix)
+
+
+_NOISE = "each rank draws its own noise, and without that the runs are equal"
+_NO_FIX = "nothing is wrong with training"
+
+
 def _is_scaled(rates: Sequence[Row], power: float) -> bool:
     """Returns whether each learning rate is that of one process times W ** power."""
     return bool(rates) and all(

@@ -538,7 +538,9 @@ def _with_more(
         runs.append(_failed_run(recordings, faults, report))
     table = script_data.table(ranks, single)
     others = script_verdicts.scaled(report.findings, report.runs, table)
+    others = script_verdicts.with_own_noise(others, report.runs)
     accepted = acceptance.accept(runs, new, options.accept) + list(others)
+    accepted.sort(key=lambda finding: finding.accepted is not None)  # what fails first
     verdict = acceptance.verdict(runs, accepted)
     if report.ended and verdict == "equivalent":
         verdict = "not-checked"

@@ -225,3 +225,30 @@ def test_rate_that_is_scaled_otherwise_than_the_samples_is_not_accepted() -> Non
     assert not _accepted(RATES, run, rate, later, samples)
     assert not _accepted(RATES, run, rate, _row("samples of an update", 16, 16))
     assert not _accepted(RATES, run, rate)
+
+
+NOISE = Finding(
+    slug="rng/stochastic-layer",
+    link="forward",
+    runs=(0,),
+    proven_runs=(0,),
+    summary="the model draws random numbers",
+    benign=True,
+)
+
+
+def test_noise_of_each_ranks_own_is_accepted_where_nothing_else_differs() -> None:
+    run = _run(_off(0.1, 9.0, 9.0), EQUAL)
+    (found,) = script_verdicts.with_own_noise([NOISE], [run])
+    assert found.accepted == (
+        "each rank draws its own noise, and without that the runs are equal"
+    )
+    same = replace(NOISE, slug="rng/same-stream-all-ranks", benign=False)
+    for finding, other in (
+        (replace(NOISE, proven_runs=()), run),
+        (replace(NOISE, benign=False), run),
+        (same, run),
+        (NOISE, replace(run, ranks_agree=False)),
+    ):
+        (found,) = script_verdicts.with_own_noise([finding], [other])
+        assert found.accepted is None

@@ -541,6 +541,30 @@ def test_script_that_spawns_another_number_of_ranks_is_refused(
     )
 
 
+DROPOUT = """
+model.module.register_forward_hook(lambda _, __, y: nn.functional.dropout(y, 0.2))
+torch.manual_seed(SEED)
+"""
+
+
+@pytest.mark.slow
+def test_dropout_of_each_ranks_own_is_accepted_and_that_of_all_is_not(
+    here: Terminal,
+) -> None:
+    own, same = DROPOUT.replace("SEED", "7 + RANK"), DROPOUT.replace("SEED", "7")
+    checked = _check(here, _script(here, own, TRAIN))
+    assert checked.ended.exit_code == 0, checked.shown
+    assert checked.slug == "rng/stochastic-layer"
+    assert "\nACCEPTED: " in checked.ended.stdout
+    total = (
+        "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    )
+    checked = _check(here, _script(here, total, own, TRAIN))
+    assert (checked.ended.exit_code, checked.slug) == (1, "loss/sum-reduction")
+    checked = _check(here, _script(here, same, TRAIN))
+    assert (checked.ended.exit_code, checked.slug) == (1, "rng/same-stream-all-ranks")
+
+
 @pytest.mark.slow
 def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
     name = _script(here, ARGUMENTS)
