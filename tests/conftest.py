@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpcheck.checking import opening
+from ddpcheck.checking import opening, scripts
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.run.session.session import Session
 from ddpcheck.suite import runner
@@ -33,6 +33,14 @@ def pool() -> Iterator[Pool]:
         made.start()
         made.wait_for_imports()
         yield made
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Pool]:
+    """A pool that has imported torch, for the scripts of many tests."""
+    with Pool(scripts.preload()) as pool:
+        pool.wait_for_imports()
+        yield pool
 
 
 LOOK_S = 0.2  # what early_looks makes of ranks/task.py's

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.checking import opening, resuming
+from ddpcheck.checking import resuming
 from ddpcheck.diagnose.script_data import judge, resumed
 from ddpcheck.ranks.messages import Job
-from ddpcheck.ranks.pool import SOLO, Pool, Preload
+from ddpcheck.ranks.pool import SOLO, Pool
 from ddpcheck.report.pages import pages
 from ddpcheck.report.progress import Silent
 from ddpcheck.target.options import Options
@@ -22,11 +22,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def own_pool() -> Iterator[Pool]:
+def own_pool(warm: Pool) -> Iterator[Pool]:
     """A pool of its own: a recording retires the ranks that it ran in."""
-    with Pool(Preload(modules=opening.PRELOAD_FIRST), timeout_s=60) as pool:
-        pool.start()
-        pool.wait_for_imports()
+    with warm.within(timeout_s=60.0) as pool:
         yield pool
 
 

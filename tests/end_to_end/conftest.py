@@ -219,14 +219,6 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Pool]:
-    """A pool that has imported torch, for the scripts of many tests."""
-    with Pool(scripts.preload()) as pool:
-        pool.wait_for_imports()
-        yield pool
-
-
 @pytest.fixture
 def here(
     warm: Pool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
