@@ -102,6 +102,13 @@ def _data(
     return Part(what="data", world_size=world_size, verdict="equivalent")
 
 
+def sound(
+    findings: Sequence[Finding], runs: Sequence[Run], rows: Sequence[Row]
+) -> tuple[Finding, ...]:
+    """Accepts what is right in a script although the numbers differ."""
+    return with_own_noise(scaled(findings, runs, rows), runs)
+
+
 def scaled(
     findings: Sequence[Finding], runs: Sequence[Run], rows: Sequence[Row]
 ) -> tuple[Finding, ...]:

@@ -512,7 +512,7 @@ def _with_more(
     """Adds to the report what the recordings show by themselves.
 
     A run for ranks that failed while the script trained on its own, and one for the
-    samples that they drew.
+    samples that they drew. Findings that fail come first.
     """
     runs, new = list(report.runs), list[Finding]()
     ranks = [outcome.progress for outcome in recordings.ranks]
@@ -521,8 +521,7 @@ def _with_more(
     left_out = script_data.not_compared(ranks, single)
     known = [finding.slug for finding in in_data]
     if in_data:
-        index = (len(runs),)
-        new = [dataclasses.replace(f, runs=index) for f in in_data]
+        new = [dataclasses.replace(f, runs=(len(runs),)) for f in in_data]
         runs.append(_data_run(recordings, report))
     if faults:
         explained = _explained(report, len(runs))
@@ -537,10 +536,9 @@ def _with_more(
             new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
         runs.append(_failed_run(recordings, faults, report))
     table = script_data.table(ranks, single)
-    others = script_verdicts.scaled(report.findings, report.runs, table)
-    others = script_verdicts.with_own_noise(others, report.runs)
-    accepted = acceptance.accept(runs, new, options.accept) + list(others)
-    accepted.sort(key=lambda finding: finding.accepted is not None)  # what fails first
+    others = script_verdicts.sound(report.findings, report.runs, table)
+    every = [*acceptance.accept(runs, new, options.accept), *others]
+    accepted = sorted(every, key=lambda one: one.accepted is not None)
     verdict = acceptance.verdict(runs, accepted)
     if report.ended and verdict == "equivalent":
         verdict = "not-checked"
