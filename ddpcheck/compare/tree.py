@@ -264,6 +264,11 @@ def rows_of(tensor: Tensor, which: slice | Tensor) -> Tensor:
     return found.coalesce() if tensor.is_coalesced() else found
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Returns the values of a sparse tensor in all places; others as they are."""
+    return tensor.to_dense() if tensor.layout in _SPARSE else tensor
+
+
 def strided_shard(value: Any, rank: int, world_size: int) -> Any:
     """Returns a rank's part as a strided sampler deals it: rows r, r + W, r + 2 W."""
     return rows(value, slice(rank, None, world_size))

@@ -168,19 +168,22 @@ class Calls:
 
     def _input(self, key: str, actual: Tensor, found: _Inputs) -> Tensor:
         """Returns the rank's rows of the reference's input, else `actual`."""
-        if not (self.feeds_indices or _has_fractions(actual)):
-            return actual
-        reference = self._recorded("inputs", key, actual)
+        is_fed = self.feeds_indices or _has_fractions(actual)
+        reference = self._recorded("inputs", key, actual) if is_fed else None
         if reference is None or reference.dtype != actual.dtype:
             return actual
-        rows, diff = closest(actual, reference, self.cursor.rows)
+        mine = tree.dense(actual)
+        rows, diff = closest(mine, reference, self.cursor.rows)
         if rows is None:
-            found.is_other |= _is_other(actual, reference)
+            found.is_other |= _is_other(mine, reference)
             return actual
         value = rows(reference)
-        if _is_renumbered(actual, value):
+        if _is_renumbered(mine, value):
             return actual
-        found.add(actual, reference, diff, is_first=not self.cursor.rows[0])
+        found.add(mine, reference, diff, is_first=not self.cursor.rows[0])
+        if mine is not actual:  # no other tensor stores the same elements
+            found.is_other |= diff > SAME
+            return actual
         if not actual.requires_grad:
             return value.clone()
         # The value is the reference's, the autograd graph is the rank's own.
@@ -200,7 +203,7 @@ class Calls:
             if path in counterparts:
                 diff = math.inf
                 if actual.shape == reference.shape:
-                    diff = distance(actual, reference)
+                    diff = distance(tree.dense(actual), reference)
                 if diff > SAME:
                     call.differs_by(diff)
                 return actual
@@ -219,7 +222,7 @@ class Calls:
         if actual.shape[1:] != reference.shape[1:]:
             call.rows_first = False
         is_number = not actual.dim()
-        rows, diff = closest(actual, reference, self.cursor.rows)
+        rows, diff = closest(tree.dense(actual), reference, self.cursor.rows)
         if rows is None or is_number:
             if _is_term(actual, reference) and (is_number or key not in self.inside):
                 both = (t.detach().reshape(-1).tolist() for t in (actual, reference))
@@ -230,7 +233,7 @@ class Calls:
                 and not call.inputs.is_other
             ):
                 # No dimension of samples: equal on all ranks, or computed by all.
-                call.differs_by(distance(actual, reference))
+                call.differs_by(distance(tree.dense(actual), reference))
             return actual
         call.differs_by(0.0 if _is_renumbered(actual, rows(reference)) else diff)
         if not actual.is_floating_point():
@@ -406,7 +409,7 @@ def _are_right(
         reference = recorded("outputs", call.key_of(path or "output"), tensor)
         if reference is None or not tensor.dim():
             continue
-        mine, diff = closest(tensor, reference, rows)
+        mine, diff = closest(tree.dense(tensor), reference, rows)
         if mine is None or diff > SAME:
             return False
         is_compared = True

@@ -84,7 +84,7 @@ class _Part:
         rows = self.rows(len(leaf)).nonzero().flatten()
         order = torch.arange(len(leaf))
         order[rows] = rows.roll(1)
-        return leaf[order]
+        return tree.rows_of(leaf, order)
 
     def along(self, value: Tensor, at: int, blocks: int = 1) -> Tensor:
         """Returns the same as `rows`, in a shape that broadcasts to `value`."""
@@ -324,8 +324,11 @@ def _larger(first: dict[str, float], second: dict[str, float]) -> dict[str, floa
 
 
 def _reals(leaf: Tensor, part: _Part, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Changes targets that are real numbers; masks and classes stay as they are."""
-    if not leaf.is_floating_point():
+    """Changes targets that are real numbers; masks and classes stay as they are.
+
+    So do sparse tensors, whose entries are not in rows.
+    """
+    if not leaf.is_floating_point() or leaf.layout != torch.strided:
         return leaf
     return torch.where(part.along(leaf, 0), change(leaf), leaf)
 

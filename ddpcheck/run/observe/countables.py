@@ -38,8 +38,8 @@ def targets_of(target: Target, batch: Any) -> Any:
 def names(targets: Any) -> Iterator[str]:
     """Yields the names of all counts in (a shard of) the targets."""
     yield SAMPLES
-    for path, leaf in tree.tensors(targets):
-        name = path or "target"
+    for path, held in tree.tensors(targets):
+        name, leaf = path or "target", tree.dense(held)
         if leaf.is_floating_point():
             if leaf.isnan().any():
                 yield f"{name} not NaN"
@@ -67,7 +67,8 @@ def count(name: str, targets: Any) -> float:
     shifted = path.endswith(_SHIFTED)
     for found, leaf in tree.tensors(targets):
         if (found or "target") == path.removesuffix(_SHIFTED):
-            return _count(leaf[:, 1:] if shifted else leaf, kind)
+            values = tree.dense(leaf)
+            return _count(values[:, 1:] if shifted else values, kind)
     return 0.0
 
 
