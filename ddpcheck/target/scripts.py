@@ -84,9 +84,11 @@ def _reason(missing: list[str], trained: list[str]) -> str:
 
 def _todo(path: Path) -> str:
     """Returns the command to type for a script that no target can import."""
+    if starts_group(str(path)):
+        return f"ddpcheck run {path.name}, with its arguments, checks it as it is"
     return (
-        "ddpcheck --init target.py, and copy there what builds the model, the batch "
-        f"and the loss of {path.name}"
+        f"ddpcheck run {path.name}, if torchrun starts it; else ddpcheck --init "
+        "target.py, and copy there what builds its model, batch and loss"
     )
 
 

@@ -224,7 +224,8 @@ def _script(module: types.ModuleType, name: str, key: str) -> UsageError:
         message=f"{name} is a training script, and defines no `{key}`",
         expected="model, batch and loss, or the script's step as train_step",
         found=_describe_names(module),
-        fix=f"ddpcheck --init target.py, and import there from {name}",
+        fix=f"ddpcheck run {name}, with its arguments; or ddpcheck --init target.py, "
+        f"and import there from {name}",
     )
 
 

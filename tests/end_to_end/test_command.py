@@ -470,8 +470,8 @@ def test_flat_script_is_not_executed(terminal: Terminal) -> None:
         "  expected   model, batch and loss, or the script's step as train_step\n"
         "  found      calls at its top level: dist.init_process_group in line 10, "
         "out.mkdir in line 12, torch.randn in line 17 and 8 more\n"
-        "  fix        ddpcheck --init target.py, and copy there what builds the model, "
-        "the batch and the loss of flat_script.py\n"
+        "  fix        ddpcheck run flat_script.py, with its arguments, checks it as it "
+        "is\n"
         "  more       ddpcheck --explain target-script\n"
     )
     assert not (terminal.folder / "out").exists()

@@ -123,3 +123,27 @@ def test_script_whose_names_are_values_shows_that_it_trains(tmp_path: Path) -> N
         "train.py is a training script: it was not executed, because it trains in a "
         "loop at its top level, with `model` and `batch` of its own"
     )
+
+
+@pytest.mark.parametrize(
+    ("start", "fix"),
+    [
+        (
+            "dist.init_process_group('gloo')\n",
+            "ddpcheck run train.py, with its arguments, checks it as it is",
+        ),
+        (
+            "main()\n",
+            "ddpcheck run train.py, if torchrun starts it; else ddpcheck --init "
+            "target.py, and copy there what builds its model, batch and loss",
+        ),
+    ],
+    ids=["group", "no-group"],
+)
+def test_script_is_answered_with_the_command_that_checks_it(
+    start: str, fix: str, tmp_path: Path
+) -> None:
+    path = _write(tmp_path, HEAD + MODEL + start)
+    with pytest.raises(UsageError) as caught:
+        scripts.check(path, ("model", "batch"))
+    assert caught.value.problem.fix == fix
