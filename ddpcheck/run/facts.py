@@ -54,6 +54,21 @@ class KeptOtherwise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A line of the user's code for which an intervention changed a value.
+
+    `by`: the switch, or the class of the intervention. `place`: "mymodel.py:12".
+    `code`: the line, cut at 60 characters. `value`: what the line gets without the
+    intervention on this rank, None if it is not a number.
+    """
+
+    by: str
+    place: str
+    code: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOtherwise:
     """Parameters of the model, of optimizers and of the loss that are not the same.
 
@@ -214,6 +229,9 @@ class RankFacts(UpdateFacts, total=False):
     nested_backwards: int  # backwards within a backward, as of a reentrant checkpoint
     backwards_in_forward: int  # backwards while a DDP forward runs
     updates_in_backward: bool  # weights were written while a backward ran
+
+    # The interventions of the run
+    acts: list[Act]  # the lines of user code for which they changed a value
 
     # Use of torch.distributed
     collectives: int  # number of calls by user code

@@ -489,7 +489,8 @@ class AverageGradients(Intervention):
 class OffsetLabels(Intervention):
     """An arange over the rank's rows counts from its first row.
 
-    `within_forward`: within the model's forward, too.
+    `within_forward`: within the model's forward, too. `samples`: those of all ranks,
+    where ranks have different numbers of them; else 0.
     """
 
     meaning: ClassVar[Meaning] = _fix(
@@ -497,6 +498,7 @@ class OffsetLabels(Intervention):
         "an arange over the rank's rows counted from the rank's first row",
     )
     within_forward: bool = False
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,10 @@ from ddpcheck.run.spec import Defect
 
 SLUG = "collective/layout"
 LINK = "loss"
+_REORDER = (
+    "fix the layout (labels offset by rank, cat or stack, order of views); test that a "
+    "group of one rank gives the same as no group"
+)
 _LABELS = "with labels that start at the rank's first row the loss is right"
 
 
@@ -56,8 +60,10 @@ def _of_rows(case: Case) -> Proposal | None:
             *shown,
             *([_LABELS] if are_labels else []),
         ),
-        fix="fix the layout (labels offset by rank, cat or stack, order of views); "
-        "test that a group of one rank gives the same as no group",
+        fix="add the number of rows of the ranks before to the labels, which count the "
+        "rank's own rows from 0"
+        if are_labels
+        else _REORDER,
         code="labels = torch.arange(len(a)) + dist.get_rank() * len(a)"
         if are_labels
         else "",
@@ -123,7 +129,9 @@ def _of_blocks(found: Proposal, other: Proposal | None) -> Proposal:
 def _offset(case: Case) -> OffsetLabels:
     """Returns the fix; a forward that gathers nothing counts its own rows."""
     gathers = any(call.collectives for call in case.modules())
-    return OffsetLabels(within_forward=gathers)
+    sizes = case.run.shard_sizes
+    samples = sum(sizes) if len(set(sizes)) > 1 else 0
+    return OffsetLabels(within_forward=gathers, samples=samples)
 
 
 def _with_gaps(gaps: list[Defect]) -> Proposal:

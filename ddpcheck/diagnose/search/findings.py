@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.text import number
-from ddpcheck.diagnose.proposal import fix_of
+from ddpcheck.diagnose.proposal import fix_of, replaced
 from ddpcheck.diagnose.registry import FAULT_RULE
 from ddpcheck.diagnose.search import unknown
+from ddpcheck.diagnose.search.acts import ActsOfRanks, with_lines
 from ddpcheck.diagnose.search.causes import Cause
 from ddpcheck.ranks.messages import Job
 from ddpcheck.ranks.pool import SOLO
@@ -41,6 +42,7 @@ def make(
     *,
     unknown_at: str | None = None,
     tried: Mapping[str, float] | None = None,
+    acts: Mapping[str, ActsOfRanks] | None = None,
 ) -> list[Finding]:
     """Returns one finding per cause, and an honest last one for what none explains.
 
@@ -48,9 +50,11 @@ def make(
 
     `rest` is the run with all fixes where it still differs, and `unknown_at` the line
     of an unknown. `proven` are those of `runs` that all fixes mend. `tried` has the
-    excess that the fixes of other causes leave, by slug.
+    excess that the fixes of other causes leave, by slug. `acts` are what each
+    intervention changed.
     """
     assert case is not None
+    causes = [_with_lines(cause, acts or {}) for cause in causes]
     is_one = len(causes) == 1 and rest is None
     alone = len(causes) == 1
     found = [_finding(c, case, runs, sized=is_one, alone=alone) for c in causes]
@@ -59,6 +63,15 @@ def make(
         found.append(dataclasses.replace(last, where=last.where or unknown_at))
     mended = tuple(i for i in runs if i in proven)
     return [dataclasses.replace(f, proven_runs=mended) for f in found]
+
+
+def _with_lines(cause: Cause, acts: Mapping[str, ActsOfRanks]) -> Cause:
+    """Returns it with a fix that has the lines at which its run changed a value."""
+    if not cause.verified:
+        return cause
+    p = cause.proposal
+    fix = with_lines(p.fix, p.fixes, acts)
+    return dataclasses.replace(cause, proposal=replaced(p, fix=fix))
 
 
 def merge(known: list[Finding], new: list[Finding]) -> list[Finding]:

@@ -189,6 +189,7 @@ class Search:
             proven,
             unknown_at=self.unknown_at,
             tried=self.trials.left,
+            acts=self.trials.acts,
         )
 
     def mended(self) -> Callable[[RunSpec], RunSpec] | None:

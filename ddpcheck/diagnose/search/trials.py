@@ -7,6 +7,7 @@ import math
 
 from ddpcheck.diagnose.facts.case import Proposal
 from ddpcheck.diagnose.facts.experiments import Experiment
+from ddpcheck.diagnose.search.acts import ActsOfRanks, by_intervention
 from ddpcheck.diagnose.search.causes import scaled_to
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import Run, Tolerance
@@ -29,6 +30,8 @@ class Trials:
         self.session, self.spec, self.limit = session, spec, limit
         # The least excess that each fix has left, by slug.
         self.left: dict[str, float] = {}
+        # What each intervention changed, in the first run that has it.
+        self.acts: dict[str, ActsOfRanks] = {}
 
     def with_fixes(self, spec: RunSpec, proposals: list[Proposal]) -> RunSpec:
         """Returns the spec with the interventions of these proposals."""
@@ -113,6 +116,7 @@ class Trials:
         for index, outcome in enumerate(outcomes):
             if any(rank.was_ended_from_outside for rank in outcome.ranks):
                 outcomes[index] = self.session.run([outcome.spec])[0]
+            self.acts = by_intervention(outcomes[index]) | self.acts
         return outcomes
 
     def _excess_of(self, outcome: RunOutcome) -> float:

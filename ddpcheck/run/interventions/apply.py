@@ -30,6 +30,7 @@ from ddpcheck.run.intervention import (
     substituted,
 )
 from ddpcheck.run.interventions import rewrapping, rewriting, sharding
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.interventions.collectives import exact, reductions
 from ddpcheck.run.interventions.collectives.autograd import autograd_collectives
 from ddpcheck.run.interventions.constant_draws import constant_draws
@@ -84,9 +85,9 @@ def before_wrap(model: nn.Module, fixes: Interventions) -> nn.Module:
 
 def around_wrap(fixes: Interventions) -> contextlib.AbstractContextManager[None]:
     """Returns the context of wrapping, with the interventions on how DDP is built."""
-    for fix, rank in _RANKS.items():
+    for fix in _RANKS:
         if fix in fixes:
-            return reporting_rank(rank)
+            return reporting_rank(fix, Acts())
     if Switch.COMPILE_OFF in fixes:
         return compiling.off()
     for fix, settings in _COMPILER_SETTINGS.items():
@@ -101,8 +102,8 @@ def around_building(
     """Returns the context in which the optimizer is built."""
     if Switch.HOOKS_AFTER_BACKWARD in fixes:
         return hooks.registered_late()
-    ranks = [rank for fix, rank in _RANKS.items() if fix in fixes]
-    return reporting_rank(*ranks) if ranks else contextlib.nullcontext()
+    given = next((fix for fix in _RANKS if fix in fixes), None)
+    return reporting_rank(given, Acts()) if given else contextlib.nullcontext()
 
 
 def after_wrap(
@@ -124,8 +125,13 @@ def around_training(
     fixes: Interventions,
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
+    acts: Acts | None = None,
 ) -> Iterator[None]:
-    """The context of all steps; `shard_targets` returns those of the current step."""
+    """The context of all steps; `shard_targets` returns those of the current step.
+
+    `acts` notes the lines of user code for which something is changed.
+    """
+    acts = acts or Acts()
     if not fixes:
         yield
         return
@@ -133,7 +139,7 @@ def around_training(
         stack.enter_context(shown_again_at_exit())
         fix_scales.enter(stack, fixes, shard_targets, model)
         averages.enter(stack, fixes, model)
-        for context in _with_parameters(fixes, shard_targets, model):
+        for context in _with_parameters(fixes, shard_targets, model, acts):
             stack.enter_context(context)
         for switch, enter in {
             Switch.LOSS_WITHOUT_RANKS: alone_until_backward,
@@ -143,8 +149,8 @@ def around_training(
             Switch.EXACT_COLLECTIVES: exact.exact,
             Switch.MEAN_OF_COUNTS: reductions.averaged_sums,
             Switch.MEAN_OF_SUMS: reductions.averaged_gradient_sums,
-            Switch.MEAN_OF_NUMBERS: numbers_together,
-            Switch.SUM_OF_NUMBERS: lambda: numbers_together(sums=True),
+            Switch.MEAN_OF_NUMBERS: lambda: numbers_together(acts),
+            Switch.SUM_OF_NUMBERS: lambda: numbers_together(acts, sums=True),
             Switch.AVERAGED_AUTOGRAD_GRAD: lambda: averaged_grad(model()),
             Switch.LOADER_STRIDES: sharding.stride,
             Switch.LOADER_PARTS: sharding.part,
@@ -158,11 +164,11 @@ def around_training(
             Switch.BROADCAST_BEFORE_STEP: lambda: rewriting.broadcast_before(model()),
             Switch.NONREENTRANT_CHECKPOINT: nonreentrant_checkpoints,
             Switch.CLIPPED_AT_UPDATE: writes.deferred,
-            Switch.FIRST_RANK: lambda: reporting_rank(_RANKS[Switch.FIRST_RANK]),
-            Switch.SECOND_RANK: lambda: reporting_rank(_RANKS[Switch.SECOND_RANK]),
+            Switch.FIRST_RANK: lambda: reporting_rank(Switch.FIRST_RANK, acts),
+            Switch.SECOND_RANK: lambda: reporting_rank(Switch.SECOND_RANK, acts),
             Switch.CONSTANT_DRAWS: lambda: constant_draws(model()),
             Switch.KEPT_SUMS: lambda: writes.kept_sums(model()),
-            Switch.GRADIENTS_AS_LEFT: lambda: writes.as_left(model()),
+            Switch.GRADIENTS_AS_LEFT: lambda: writes.as_left(model(), acts),
             Switch.PARAMETERS_UNHOOKED: lambda: hooks.without_tensor_hooks(model()),
             Switch.ALL_UNHOOKED: lambda: hooks.without_hooks(model()),
             Switch.COPIED_SAVED_TENSORS: allow_mutation_on_saved_tensors,
@@ -176,6 +182,7 @@ def _with_parameters(
     fixes: Interventions,
     shard_targets: Callable[[], Any],
     model: Callable[[], nn.Module],
+    acts: Acts,
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Yields the interventions around steps that need more than the model."""
 
@@ -183,11 +190,11 @@ def _with_parameters(
         return countables.samples(shard_targets())
 
     if (labels := found(fixes, OffsetLabels)) is not None:
-        yield offset_by_rank(samples, model(), within=labels.within_forward)
+        yield offset_by_rank(samples, model(), labels, acts)
     if Switch.BLOCK_ORDER in fixes:
         yield blocks_together(samples)
     if Switch.STATISTICS_OF_ALL_RANKS in fixes:
-        yield statistics_together(samples, model())
+        yield statistics_together(samples, model(), acts)
     if (drawn := found(fixes, DrawGlobalBatch)) is not None:
         yield GlobalDraws(
             rank=dist.get_rank(),
@@ -250,13 +257,15 @@ def nonreentrant_checkpoints() -> contextlib.AbstractContextManager[None]:
     return replaced(module.CheckpointFunction, apply=staticmethod(apply))
 
 
-def reporting_rank(rank: int) -> contextlib.AbstractContextManager[None]:
-    """dist.get_rank returns this rank in user code; a single process has rank 0."""
-    before = dist.get_rank
+def reporting_rank(fix: Switch, acts: Acts) -> contextlib.AbstractContextManager[None]:
+    """dist.get_rank returns one rank in user code; a single process has rank 0."""
+    before, rank = dist.get_rank, _RANKS[fix]
 
     def get_rank(*args: Any, **kwargs: Any) -> int:
         name = callers.module_of(callers.frame(1))
         is_users = not name.startswith(("torch.", "ddpcheck."))
+        if is_users:
+            acts.note(fix)
         return rank if is_users else before(*args, **kwargs)
 
     return replaced(dist, get_rank=get_rank)

@@ -12,9 +12,12 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run import private
+from ddpcheck.run.intervention import Switch
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.model import contents
 from ddpcheck.run.observe.patches import SCALES
+from ddpcheck.run.process.modes import FunctionMode
 from ddpcheck.run.process.replacing import replaced
 
 
@@ -77,21 +80,52 @@ def kept_sums(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_left(model: nn.Module) -> Iterator[None]:
-    """Undoes writes to gradients between backward and update."""
+def as_left(model: nn.Module, acts: Acts) -> Iterator[None]:
+    """Undoes writes to gradients between backward and update; `acts` notes these."""
     left: dict[nn.Parameter, Tensor] = {}
+    writes = _WritesNoted(left, acts)
 
     def run(backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        writes.is_on = False
         backward(*args, **kwargs)
         grads = ((p, p.grad) for p in contents.parameters(model))
         left.update({p: grad.clone() for p, grad in grads if grad is not None})
+        writes.is_on = True
 
     @torch.no_grad()
     def restore(*_: Any) -> None:
+        writes.is_on = False
         for parameter, value in left.items():
             if parameter.grad is not None:
                 parameter.grad.copy_(value)
         left.clear()
 
-    with register_optimizer_step_pre_hook(restore), backwards.outermost(run):
+    with (
+        register_optimizer_step_pre_hook(restore),
+        backwards.outermost(run),
+        writes,
+    ):
         yield
+
+
+class _WritesNoted(FunctionMode):
+    """Notes the lines that write to gradients, from a backward to the update."""
+
+    def __init__(self, left: dict[nn.Parameter, Tensor], acts: Acts) -> None:
+        super().__init__()
+        self.is_on = False
+        self._left, self._acts = left, acts
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the function."""
+        before = self._state() if self.is_on else None
+        result = func(*args, **kwargs)
+        if before is not None and self._state() != before:
+            self._acts.note(Switch.GRADIENTS_AS_LEFT)
+        return result
+
+    def _state(self) -> list[tuple[int, int]]:
+        """Returns which gradients there are, and how often each was written."""
+        with private.no_torch_function():
+            grads = [p.grad for p in self._left]
+            return [(id(g), private.version(g)) for g in grads if g is not None]

@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpcheck.compare.tree import shard_range
+from ddpcheck.run.intervention import OffsetLabels
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.process.replacing import all_replaced, functions_run_by, replaced
 
 
@@ -117,7 +120,7 @@ class _Gathers:
 
 @contextlib.contextmanager
 def offset_by_rank(
-    rows: Callable[[], int], model: nn.Module, *, within: bool
+    rows: Callable[[], int], model: nn.Module, fix: OffsetLabels, acts: Acts
 ) -> Iterator[None]:
     """Makes labels of the rank's rows start after those of lower ranks.
 
@@ -129,9 +132,11 @@ def offset_by_rank(
     Args:
         rows: returns the number of samples on this rank.
         model: its forward may number its own rows, to select from each.
-        within: whether row numbers in its forward are labels too.
+        fix: says whether row numbers in its forward are labels too.
+        acts: notes the lines that make the labels.
     """
     depth = 0
+    shards = _Shards(rows, fix, acts)
 
     def enter(*_: object) -> None:
         nonlocal depth
@@ -146,21 +151,21 @@ def offset_by_rank(
         return (
             own > 0
             and _counts(made)
-            and (depth == 0 or (within and len(made) == own))
+            and (depth == 0 or (fix.within_forward and len(made) == own))
             and len(made) % own == 0
         )
 
     owners: tuple[Any, ...] = (torch, Tensor)
     diagonals = {
-        (owner, name): _diagonal(getattr(owner, name), rows)
+        (owner, name): _diagonal(getattr(owner, name), shards)
         for owner in owners
         for name in ("diag", "diagonal")
     }
     with (
         nn.Module.register_forward_pre_hook(model, enter),
         nn.Module.register_forward_hook(model, leave, always_call=True),
-        replaced(torch, arange=_counting_on(torch.arange, has_labels)),
-        replaced(torch, eye=_eye(torch.eye, rows)),
+        replaced(torch, arange=_counting_on(torch.arange, has_labels, shards)),
+        replaced(torch, eye=_eye(torch.eye, shards)),
         all_replaced(diagonals),
     ):
         yield
@@ -177,34 +182,56 @@ def _counts(made: Tensor) -> bool:
     )
 
 
-def _counting_on(plain: Any, has_labels: Callable[[Tensor], bool]) -> Any:
+class _Shards:
+    """How many samples each rank has, and where among all of them its own begin."""
+
+    def __init__(self, rows: Callable[[], int], fix: OffsetLabels, acts: Acts) -> None:
+        self._rows, self._samples, self._acts = rows, fix.samples, acts
+
+    def first(self, count: int) -> int:
+        """Returns the number of the first of `count` own rows among all; notes it."""
+        self._acts.note(OffsetLabels.__name__)
+        own, sizes = self._rows(), self._of_ranks()
+        return sum(sizes[: dist.get_rank()]) * (count // own)
+
+    def is_by_all(self, n: int, m: int) -> bool:
+        """Returns whether a matrix has a row of each own sample, a column of all."""
+        own = self._rows()
+        if own <= 0 or n <= 0 or n % own:
+            return False
+        return m == sum(self._of_ranks()) * (n // own)
+
+    def _of_ranks(self) -> list[int]:
+        own, world = self._rows(), dist.get_world_size()
+        sizes = [shard_range(self._samples, rank, world)[1] for rank in range(world)]
+        return sizes if sizes[dist.get_rank()] == own else [own] * world
+
+
+def _counting_on(
+    plain: Any, has_labels: Callable[[Tensor], bool], shards: _Shards
+) -> Any:
     def arange(*args: Any, **kwargs: Any) -> Any:
         made = plain(*args, **kwargs)
-        return made + dist.get_rank() * len(made) if has_labels(made) else made
+        return made + shards.first(len(made)) if has_labels(made) else made
 
     return arange
 
 
-def _eye(plain: Any, rows: Callable[[], int]) -> Any:
+def _eye(plain: Any, shards: _Shards) -> Any:
     def eye(n: int, m: int | None = None, **kwargs: Any) -> Any:
-        if m is None or not _is_by_all(n, m, rows()):
+        if m is None or not shards.is_by_all(n, m):
             return plain(n, n if m is None else m, **kwargs)
-        first = dist.get_rank() * n
+        first = shards.first(n)
         return plain(m, m, **kwargs)[first : first + n]
 
     return eye
 
 
-def _diagonal(plain: Any, rows: Callable[[], int]) -> Any:
+def _diagonal(plain: Any, shards: _Shards) -> Any:
     def diagonal(matrix: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or matrix.dim() != 2:  # noqa: PLR2004 (a batch of them)
             return plain(matrix, *args, **kwargs)
         n, m = matrix.shape
-        return plain(matrix, dist.get_rank() * n if _is_by_all(n, m, rows()) else 0)
+        return plain(matrix, shards.first(n) if shards.is_by_all(n, m) else 0)
 
     return diagonal
-
-
-def _is_by_all(n: int, m: int, own: int) -> bool:
-    """Returns whether a matrix has a row of each own sample, a column of every one."""
-    return own > 0 and n > 0 and n % own == 0 and m == n * dist.get_world_size()

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpcheck.run import private
+from ddpcheck.run.intervention import Switch
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.interventions.rows.gather import (
     gathered,
@@ -60,9 +62,9 @@ _MOST_LOSSES = 64  # of as many tasks, or parts
 class _OfAllRows(FunctionMode):
     """Reduces the rows of all ranks, except during backward, where DDP communicates."""
 
-    def __init__(self, rows: Callable[[], int], model: nn.Module) -> None:
+    def __init__(self, rows: Callable[[], int], model: nn.Module, acts: Acts) -> None:
         super().__init__()
-        self._rows, self._model = rows, model
+        self._rows, self._model, self._acts = rows, model, acts
         self._is_backward = False
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -73,6 +75,7 @@ class _OfAllRows(FunctionMode):
                 if name == "detach":
                     return self._detached(args[0])
                 if self._is_of_samples(name, args, kwargs):
+                    self._acts.note(Switch.STATISTICS_OF_ALL_RANKS)
                     args = (self._of_all(args[0]), *args[1:])
         return func(*args, **kwargs)
 
@@ -91,6 +94,7 @@ class _OfAllRows(FunctionMode):
         is_of_rows = bool(value.dim()) and len(value) % (self._rows() or 1) == 0
         if is_of_rows or self._is_models(value):
             return value.detach()
+        self._acts.note(Switch.STATISTICS_OF_ALL_RANKS)
         return mean_over_ranks(value.detach())
 
     def _is_of_samples(self, name: str, args: Any, kwargs: Any) -> bool:
@@ -121,14 +125,17 @@ class _OfAllRows(FunctionMode):
 
 
 @contextlib.contextmanager
-def statistics_together(rows: Callable[[], int], model: nn.Module) -> Iterator[None]:
+def statistics_together(
+    rows: Callable[[], int], model: nn.Module, acts: Acts
+) -> Iterator[None]:
     """Makes statistics of samples, without gradient, those of all ranks' samples.
 
     Args:
         rows: gives the number of this rank's samples in the current step.
         model: as wrapped; its own tensors hold no samples.
+        acts: notes the lines that compute them.
     """
-    mode = _OfAllRows(rows, model)
+    mode = _OfAllRows(rows, model, acts)
     with backwards.outermost(mode.run), mode:
         yield
 
@@ -140,10 +147,14 @@ _COMPARES = {"lt", "le", "gt", "ge"}
 class _SharedNumbers(FunctionMode):
     """Returns numbers of all ranks, except during backward, where DDP communicates."""
 
-    def __init__(self, *, sums: bool) -> None:
+    def __init__(self, acts: Acts, *, sums: bool) -> None:
         super().__init__()
-        self.sums = sums
+        self.acts, self.sums = acts, sums
+        self.by = Switch.SUM_OF_NUMBERS if sums else Switch.MEAN_OF_NUMBERS
         self.is_backward = False
+        # Losses that are the mean over ranks since their backward: (mean, the rank's
+        # own value) by place in memory.
+        self.means: dict[int, tuple[float, float]] = {}
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls the function."""
@@ -154,7 +165,19 @@ class _SharedNumbers(FunctionMode):
         with private.no_torch_function():
             of_all = _sum_or_mean if self.sums and name != "bool" else _of_all
             told = [of_all(value, is_condition=name == "bool") for value in args]
+            for mine, value in zip(args, told, strict=True):
+                self._note(mine, value)
             return func(*told, **kwargs)
+
+    def _note(self, mine: Any, value: Any) -> None:
+        """Notes what this rank would have read, if it is another number."""
+        if not isinstance(mine, Tensor):
+            return
+        mean, own = self.means.get(mine.data_ptr(), (None, 0.0))
+        if value is not mine:  # the ranks have other numbers
+            self.acts.note(self.by, float(mine))
+        elif mean is not None and float(mine) == mean != own:
+            self.acts.note(self.by, own)
 
     def run(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Runs a backward; then the tensors it started from are the mean over ranks."""
@@ -164,14 +187,20 @@ class _SharedNumbers(FunctionMode):
         finally:
             self.is_backward = False
         with torch.no_grad(), private.no_torch_function():
-            for loss in _numbers((*args, *kwargs.values())):
+            losses = _numbers((*args, *kwargs.values()))
+            own = [float(loss) for loss in losses]
+            for loss in losses:
                 loss.data.copy_(_of_all(loss.data, is_condition=False))
+            self.means = {
+                loss.data_ptr(): (float(loss), value)
+                for loss, value in zip(losses, own, strict=True)
+            }
 
 
 @contextlib.contextmanager
-def numbers_together(*, sums: bool = False) -> Iterator[None]:
+def numbers_together(acts: Acts, *, sums: bool = False) -> Iterator[None]:
     """Makes the ranks read the same numbers; `sums`: of whole ones their sum."""
-    together = _SharedNumbers(sums=sums)
+    together = _SharedNumbers(acts, sums=sums)
     with backwards.outermost(together.run), together:
         yield
 

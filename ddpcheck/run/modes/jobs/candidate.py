@@ -20,6 +20,7 @@ from ddpcheck.run import private
 from ddpcheck.run.facts import REFUSED, RankFacts, of_trace
 from ddpcheck.run.intervention import substituted
 from ddpcheck.run.interventions import apply as fixes
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.interventions.rewriting import Rewrites
 from ddpcheck.run.interventions.rows.gather import between_steps
 from ddpcheck.run.interventions.substitutes.substitutes import (
@@ -130,6 +131,7 @@ class _Candidate:
         self.is_rank = self.mode.is_ranks
         self.raised: Any = None
         self.facts: RankFacts = {}
+        self._acts = Acts()
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self.unlike = Unlike()
@@ -205,6 +207,7 @@ class _Candidate:
         self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= facts.at_end(self.seen, training, self._bare)
+        self.facts["acts"] = self._acts.noted
         self.unlike = facts.unlike(self.seen, training, states)
         if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
@@ -304,7 +307,7 @@ class _Candidate:
         try:
             with (
                 fixes.around_training(
-                    self.spec.fixes, self._targets, lambda: self._bare
+                    self.spec.fixes, self._targets, lambda: self._bare, self._acts
                 ),
                 self._backward(training),
                 self._given.around_steps(training.model, training.parameters),

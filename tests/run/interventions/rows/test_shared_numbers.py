@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddpcheck.run.interventions.acts import Acts
 from ddpcheck.run.interventions.rows.shared_numbers import numbers_together
 
 
@@ -47,7 +48,7 @@ def _another_rank_with_three_more(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_number_is_that_of_all_ranks(ask: Callable[[], Any], expected: Any) -> None:
-    with numbers_together():
+    with numbers_together(Acts()):
         found = ask()
     assert found == expected
 
@@ -74,7 +75,7 @@ def test_whole_number_is_the_sum_over_ranks(
         tensor.mul_(2)[0] += 3  # the number; then whether it is no whole one
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    with numbers_together(sums=True):
+    with numbers_together(Acts(), sums=True):
         found = ask()
     assert found == expected
 
@@ -82,7 +83,7 @@ def test_whole_number_is_the_sum_over_ranks(
 def test_loss_is_the_mean_once_its_backward_has_ended() -> None:
     weight, seen = torch.tensor(2.0, requires_grad=True), []
     weight.register_hook(lambda grad: seen.append(grad.item()))
-    with numbers_together():
+    with numbers_together(Acts()):
         loss = weight.exp()
         before = loss.detach().clone()
         loss.backward()
@@ -93,7 +94,23 @@ def test_loss_is_the_mean_once_its_backward_has_ended() -> None:
 
 def test_all_is_as_before_afterwards() -> None:
     backward = torch.autograd.backward
-    with numbers_together():
+    with numbers_together(Acts()):
         assert torch.autograd.backward is not backward
     assert torch.autograd.backward is backward
     assert torch.tensor(2.0).item() == 2.0
+
+
+def test_line_that_reads_another_number_than_all_ranks_is_noted_with_it() -> None:
+    acts = Acts()
+    with numbers_together(acts):
+        torch.tensor(2.0).item()
+        first = torch.tensor(4.0).item()  # is read 1 too low
+    assert first == 5.5
+    assert [(act.by, act.code, act.value) for act in acts.noted] == [
+        ("MEAN_OF_NUMBERS", "torch.tensor(2.0).item()", 2.0),
+        (
+            "MEAN_OF_NUMBERS",
+            "first = torch.tensor(4.0).item()  # is read 1 too low",
+            4.0,
+        ),
+    ]
