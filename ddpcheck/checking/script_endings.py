@@ -31,7 +31,7 @@ _USAGE_CODE = 2  # of argparse
 _LAST_LINES = 3
 # A usage error of ours that a process raised, as text.
 _OWN = re.compile(
-    r"ddpcheck: (?P<message>.*) \[(?P<slug>script-missing-file)\]\n"
+    r"ddpcheck: (?P<message>.*) \[(?P<slug>script-missing-file|script-fails)\]\n"
     r"  expected   (?P<expected>.*)\n  found      (?P<found>.*)\n"
     r"  fix        (?P<fix>.*)"
 )

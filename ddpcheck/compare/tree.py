@@ -290,6 +290,13 @@ def permute(value: Any, order: Tensor) -> Any:
     return rows(value, order)
 
 
+def zipped(values: list[Any], function: Callable[[list[Any]], Any]) -> Any:
+    """Returns the first container, each child by `function` of all their children."""
+    every = [dict(_children(contents(value))) for value in values]
+    new = {key: function([one[key] for one in every]) for key in every[0]}
+    return _rebuild(contents(values[0]), new)
+
+
 def is_container(value: Any) -> bool:
     """Returns whether the walk looks into a value."""
     if isinstance(value, Mapping | list | tuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import DATA, Ended, Terminal
+from tests.end_to_end.conftest import DATA, Ended, Terminal, without_progress
 
 EXAMPLES = DATA.parents[1] / "examples"
 
@@ -195,6 +195,45 @@ for x in DataLoader(
     (loss * WORLD_SIZE / count).backward()
     optimizer.step()
 """
+# As collate functions that close over an Accelerator, which no pickle can hold.
+LOCKED = PADDING.replace(
+    "def collate(batch):",
+    "import threading\n\nlock = threading.Lock()\n\n\n"
+    "def collate(batch):\n    with lock:\n        return padded(batch)\n\n\n"
+    "def padded(batch):",
+)
+# Classes of the script's own, and samples of which pickle knows no name.
+CLASSES = """
+from dataclasses import dataclass
+from collections import namedtuple
+
+Pair = namedtuple("Pair", "x y f")
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def collate(some):
+    assert all(isinstance(one, Pair) for one in some)
+    return Batch(torch.stack([s.x for s in some]), torch.stack([s.y for s in some]))
+
+
+samples = [Pair(x, y, lambda: 1) for x, y in data]
+for batch in loader_of(samples, collate_fn=collate):
+    assert isinstance(batch, Batch)
+    update(batch.x, batch.y)
+"""
+NAMED_TUPLES = """
+from collections import namedtuple
+
+Pair = namedtuple("Pair", "x y")
+for pair in loader_of([Pair(x, y) for x, y in data]):
+    assert isinstance(pair, Pair)
+    update(pair.x, pair.y)
+"""
 PACKED = """
 sequences = [torch.randn(1 + i * i % 7, 6) for i in range(64)]
 rnn = nn.utils.rnn
@@ -319,6 +358,9 @@ GOOD = {
     "padding": PADDING,
     "ragged": RAGGED,
     "packed": PACKED,
+    "collate with a lock": LOCKED,
+    "classes of its own": CLASSES,
+    "named tuples of its own": NAMED_TUPLES,
     "two optimizers": TWO_OPTIMIZERS,
     "scaler": SCALER,
     "scheduler": SCHEDULER,
@@ -807,6 +849,36 @@ def test_weights_that_all_ranks_load_after_wrapping_are_equivalent(
 ) -> None:
     right = LOADED.replace("RANK == 0", "True").replace("value + 1", "value * 0 + 1")
     _assert_equivalent(_check(terminal, _script(terminal, right, TRAIN)))
+
+
+@pytest.mark.slow
+def test_samples_that_no_pickle_can_hold_are_refused_where_they_are_padded(
+    terminal: Terminal,
+) -> None:
+    code = LOCKED.replace("(torch.randn(2 + i % 5, 6),", "(Row(2 + i % 5, 6),")
+    row = """
+import threading
+
+
+def Row(*shape):
+    made = torch.randn(*shape)
+    made.lock = threading.Lock()
+    return made
+
+"""
+    ended = terminal.run("run", _script(terminal, row, code))
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert without_progress(ended.stderr) == (
+        "ddpcheck: the ranks' batches cannot be joined to the batch of the single "
+        "process [script-fails]\n"
+        "  expected   tensors that have a row for each sample, and one length on all "
+        "ranks; else samples and a collate_fn that can be pickled\n"
+        "  found      Sizes of tensors must match except in dimension 0. Expected size "
+        "6 but got size 5 for tensor number 1 in the list.\n"
+        "  fix        pad to a fixed length; or make the batch in a collate_fn without "
+        "objects that hold locks, files or processes, of samples without them\n"
+        "  more       ddpcheck --explain script-fails\n"
+    )
 
 
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ddpcheck.compare import tree
-from ddpcheck.errors.problem import Problem, UsageError
-from ddpcheck.run.script.recording import collate_file, step_file
+from ddpcheck.errors import raised
+from ddpcheck.errors.problem import UsageError, usage_error
+from ddpcheck.run.script.recording import collate_file, loader_of, step_file, union_file
 
 
 @dataclass(slots=True)
@@ -55,8 +56,8 @@ class Batches:
         path = collate_file(self.folder)
         if not path.exists():
             return {}
-        found: dict[int, Callable[[list[Any]], Any]] = pickle.loads(path.read_bytes())  # noqa: S301
-        return found
+        pickled: dict[int, bytes] = pickle.loads(path.read_bytes())  # noqa: S301
+        return {number: pickle.loads(one) for number, one in pickled.items()}  # noqa: S301
 
     def at(self, step: int) -> dict[str, Any]:
         """Returns the global batch of a step: the ranks' in order of rank.
@@ -72,48 +73,71 @@ class Batches:
             loader = loader_of(key)
             parts = [one[key] for one in drawn if key in one]
             name = f"{loader}.{numbers[loader]}"
-            batch[name] = _union(
-                parts, collates.get(loader), collates=self.collates_shards
-            )
+            batch[name] = self._union(key, parts, collates.get(loader))
             numbers[loader] += 1
         return batch
 
+    def _union(
+        self,
+        key: str,
+        parts: list[Any],
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> Any:
+        """Returns the batch of all samples.
 
-def _union(
-    parts: list[Any],
-    collate: Callable[[list[Any]], Any] | None,
-    *,
-    collates: bool,
-) -> Any:
-    """Returns the batch of all samples.
-
-    Of a ragged one, with parts of any length, no rows can be taken, only samples.
-    """
-    samples = [one for one, _ in parts]
-    if collate is not None and all(one is not None for one in samples):
+        Of a ragged one, with parts of any length, no rows can be taken, only samples.
+        """
+        samples = [one for one, _ in parts]
+        if any(one is None for one in samples):
+            return _joined(parts)
         every = [sample for one in samples for sample in one]
-        batch = tree.Collated.of(every, collate)
-        leaves = [leaf for leaf in tree.held(batch.made) if leaf.dim()]
-        is_ragged = any(len(leaf) != len(every) for leaf in leaves)
-        return batch if collates or is_ragged else batch.made
+        path = union_file(self.folder, key)
+        made = torch.load(path, weights_only=False) if path.exists() else None
+        odd = {len(leaf) for leaf in tree.held(made) if leaf.dim()} - {len(every)}
+        if made is not None and not odd and not self.collates_shards:
+            return made
+        if collate is None and odd:
+            raise _not_joined(f"{len(every)} samples, and tensors of {min(odd)} rows")
+        if collate is None:
+            return _joined(parts) if made is None else made
+        return _collated(every, collate, collates=self.collates_shards)
+
+
+def _collated(
+    samples: list[Any], collate: Callable[[list[Any]], Any], *, collates: bool
+) -> Any:
+    try:
+        batch = tree.Collated.of(samples, collate)
+    except Exception as error:
+        raise usage_error(
+            slug="script-fails",
+            message="collate_fn raises where it is given the samples of all ranks",
+            expected="one that makes a batch of any number of samples",
+            found=": ".join(raised.message(error)[:1]),
+            fix="let it take what it needs from its arguments and its own module",
+        ) from error
+    leaves = [leaf for leaf in tree.held(batch.made) if leaf.dim()]
+    is_ragged = any(len(leaf) != len(samples) for leaf in leaves)
+    return batch if collates or is_ragged else batch.made
+
+
+def _joined(parts: list[Any]) -> Any:
     try:
         return joined([batch for _, batch in parts])
     except RuntimeError as error:
-        raise _not_joined(error) from error
+        raise _not_joined(str(error).splitlines()[0]) from error
 
 
-def _not_joined(error: RuntimeError) -> UsageError:
-    return UsageError(
-        Problem(
-            slug="script-fails",
-            message="the ranks' batches cannot be joined to the batch of the single "
-            "process",
-            expected="batches that are padded to one length, or a collate_fn that can "
-            "be pickled: it makes one batch of all samples",
-            found=str(error).splitlines()[0],
-            fix="define collate_fn in the module, without objects such as an "
-            "Accelerator around it, or pad to a fixed length",
-        )
+def _not_joined(found: str) -> UsageError:
+    return usage_error(
+        slug="script-fails",
+        message="the ranks' batches cannot be joined to the batch of the single "
+        "process",
+        expected="tensors that have a row for each sample, and one length on all "
+        "ranks; else samples and a collate_fn that can be pickled",
+        found=found,
+        fix="pad to a fixed length; or make the batch in a collate_fn without objects "
+        "that hold locks, files or processes, of samples without them",
     )
 
 
@@ -131,9 +155,4 @@ def joined(parts: list[Any]) -> Any:
         if hasattr(first, "_fields"):
             return type(first)(*items)
         return type(first)(items)
-    return first
-
-
-def loader_of(key: str) -> int:
-    """Returns the number of the loader that a key of a batch names."""
-    return int(key.partition(".")[0])
+    return tree.zipped(parts, joined) if tree.is_container(first) else first

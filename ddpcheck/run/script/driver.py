@@ -134,6 +134,16 @@ class Driver:
         """Enters a context that lasts as long as the script."""
         self._patches.enter_context(patch)
 
+    @contextlib.contextmanager
+    def as_in_script(self) -> Iterator[None]:
+        """Context for calls of the script's functions while the script stands still."""
+        states = random_states()
+        try:
+            with self._mode:
+                yield
+        finally:
+            set_random_states(states)
+
     def variables(self) -> dict[str, Any]:
         """Returns the variables of the script's functions that are running, by name."""
         found: dict[str, Any] = {}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ddpcheck.compare import tree
-from ddpcheck.run.script.batches import Batches, loader_of
+from ddpcheck.run.script.batches import Batches
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import CALLS
-from ddpcheck.run.script.loaders import SHARED, digests
+from ddpcheck.run.script.loaders import SHARED, digests, with_own_classes
+from ddpcheck.run.script.recording import loader_of
 from ddpcheck.target.script import Known
 
 
@@ -200,4 +201,5 @@ def _cast(tensor: Tensor) -> Tensor:
 
 def _copied(batch: Any) -> Any:
     """Returns a batch that the script may change, as a loader's is its own."""
-    return tree.replace(tree.contents(batch), lambda _, tensor: tensor.clone())
+    copied = tree.replace(tree.contents(batch), lambda _, tensor: tensor.clone())
+    return with_own_classes(copied)

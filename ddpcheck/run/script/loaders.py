@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -330,3 +331,26 @@ def digests(batch: Any) -> tuple[str, ...]:
             whole.update(row.view(torch.uint8).numpy().tobytes())
         found.append(whole.hexdigest()[:16])
     return tuple(found)
+
+
+def with_own_classes(value: Any) -> Any:
+    """Returns a value whose classes are the script's, as this run of it defines them.
+
+    The batch has those of the run in which it was recorded.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if tree.is_container(value):
+        value = tree.zipped([value], lambda parts: with_own_classes(parts[0]))
+    own: Any = sys.modules["__main__"]
+    for name in type(value).__qualname__.split("."):
+        own = getattr(own, name, None)
+    is_other = type(value).__module__ == "__main__" and isinstance(own, type)
+    if not is_other or own is type(value):
+        return value
+    if isinstance(value, tuple):
+        return own(*value) if hasattr(own, "_fields") else own(value)
+    made = copy.copy(value)
+    with contextlib.suppress(TypeError):  # it is not of the same kind
+        made.__class__ = own
+    return made

@@ -5,9 +5,12 @@ The first runs of a check: the ranks' draws become the batches of all later runs
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import pickle
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from ddpcheck.compare import tree
+from ddpcheck.errors.problem import usage_error
 from ddpcheck.ranks import sharing
 from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
@@ -23,7 +27,7 @@ from ddpcheck.run.facts import Group
 from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import CALLS, Built, Updated
-from ddpcheck.run.script.loaders import Kept, Loaders, Recorder
+from ddpcheck.run.script.loaders import Kept, Key, Loaders, Recorder, with_own_classes
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
 
@@ -37,6 +41,7 @@ _SHORT_S = 1.0
 # Of more weights, a digest has a part.
 _MOST_NUMBERS = 4_000_000
 _POLL_S = 0.002
+_OTHERS_S = 5.0  # that rank 0 waits for the other ranks' last steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,7 @@ class _Recording:
         self.started = time.perf_counter()
         self.seconds = 0.0  # of the checked steps
         self.rows: list[int] = []  # that the model was given since the last update
+        self.pickled: dict[int, bytes] = {}  # collate functions, by loader
         Calls(self.driver, None, self._called)
 
     def _begin(self, loader: Any, number: int, turn: int) -> Any:
@@ -92,10 +98,13 @@ class _Recording:
     def run(self) -> Recorded:
         """Runs the script to the end of the recording."""
         try:
-            return self._run()
+            recorded = self._run()
         finally:
             if not self.rank:
                 _ended(self.folder).touch()
+        if self.pickled:
+            self._make_unions(recorded.steps)
+        return recorded
 
     def _run(self) -> Recorded:
         done, driver = 0, self.driver
@@ -143,7 +152,7 @@ class _Recording:
             built = signature(model) if model is not None else None
             self.context.emit(Built(model=built, shards=driver.shards))
         if step < self.steps:
-            _write(self.folder, self.rank, step, recorder)
+            self._write(step)
         self.context.emit(
             Updated(
                 step=step,
@@ -158,6 +167,77 @@ class _Recording:
         if step + 1 == self.steps:
             self.seconds = time.perf_counter() - self.started
             recorder.keeps_data = False
+
+    def _write(self, step: int) -> None:
+        """Writes what this rank drew in a step; samples only where they can be."""
+        drawn = {
+            key: (kept.samples, kept.made) if isinstance(kept, Kept) else (None, kept)
+            for key, kept in self.recorder.take().items()
+        }
+        path = step_file(self.folder, self.rank, step)
+        try:
+            _save(drawn, path)
+        except Exception:  # noqa: BLE001 (user code)
+            self._save_made(
+                {key: (None, made) for key, (_, made) in drawn.items()}, path
+            )
+        if not self.rank:
+            self._write_collates()
+
+    def _save_made(self, drawn: dict[Key, Any], path: Path) -> None:
+        try:
+            _save(drawn, path)
+        except Exception as error:
+            raise usage_error(
+                slug="script-fails",
+                message="a batch of the loader cannot be pickled",
+                expected="batches of tensors, numbers and text: each process of the "
+                "check is given them",
+                found=f"{type(error).__name__}: {error}",
+                fix="let collate_fn leave out of the batch what cannot be pickled",
+            ) from error
+
+    def _write_collates(self) -> None:
+        """Writes what makes batches of other samples; some cannot be pickled."""
+        new = self.recorder.collates.keys() - self.pickled.keys()
+        for number in new:
+            try:
+                data = cloudpickle.dumps(self.recorder.collates[number])
+            except Exception:  # noqa: BLE001 (user code)
+                data = b""
+            self.pickled[number] = data
+        if new:
+            data = pickle.dumps({n: one for n, one in self.pickled.items() if one})
+            collate_file(self.folder).write_bytes(data)
+
+    def _make_unions(self, steps: int) -> None:
+        """Makes the batches of all ranks' samples, where the script's collate_fn is.
+
+        Another process may not have what it holds, nor the script's own classes.
+        """
+        parts = defaultdict[Key, list[Any]](list)
+        for path in self._files_of_ranks(steps):
+            drawn = torch.load(path, weights_only=False)
+            for key, (samples, _) in drawn.items():
+                parts[key].append(samples)
+        for key, every in parts.items():
+            collate = self.recorder.collates.get(loader_of(key))
+            if collate is None or any(samples is None for samples in every):
+                continue
+            union = [sample for samples in every for sample in samples]
+            with contextlib.suppress(Exception), self.driver.as_in_script():
+                made = collate([with_own_classes(sample) for sample in union])
+                _save(made, union_file(self.folder, key))
+
+    def _files_of_ranks(self, steps: int) -> list[Path]:
+        """Returns what all ranks have recorded; one that hangs is not waited for."""
+        size = max(1, self.context.seat.world_size)
+        seats = itertools.product(range(size), range(steps))
+        files = [step_file(self.folder, rank, step) for rank, step in seats]
+        until = time.monotonic() + _OTHERS_S
+        while time.monotonic() < until and not all(file.exists() for file in files):
+            time.sleep(_POLL_S)
+        return [file for file in files if file.exists()]
 
     def _goes_on(self, step: int) -> bool:
         """Returns whether to draw on after the checked steps; rank 0 decides for all.
@@ -221,18 +301,22 @@ def collate_file(folder: Path) -> Path:
     return folder / "collate.pkl"
 
 
-def _write(folder: Path, rank: int, step: int, recorder: Recorder) -> None:
-    drawn = {
-        key: (kept.samples, kept.made) if isinstance(kept, Kept) else (None, kept)
-        for key, kept in recorder.take().items()
-    }
-    path = step_file(folder, rank, step)
-    with path.with_suffix(".part").open("wb") as stream:
-        torch.save(drawn, stream)
-    path.with_suffix(".part").rename(path)
-    if not rank and recorder.collates and not collate_file(folder).exists():
-        try:
-            data = cloudpickle.dumps(recorder.collates)
-        except Exception:  # noqa: BLE001 (user code; then batches are concatenated)
-            data = pickle.dumps({})
-        collate_file(folder).write_bytes(data)
+def union_file(folder: Path, key: Key) -> Path:
+    """Returns where the batch of all ranks' samples is, if `make_unions` made it."""
+    return folder / f"union-{key}.pt"
+
+
+def loader_of(key: Key) -> int:
+    """Returns the number of the loader that a key of a batch names."""
+    return int(key.partition(".")[0])
+
+
+def _save(value: Any, path: Path) -> None:
+    """Writes what other processes load before they run the script.
+
+    Classes that the script itself defines are in `__main__`, which these have not.
+    """
+    part = path.with_suffix(".part")
+    with part.open("wb") as stream:
+        torch.save(value, stream, pickle_module=cloudpickle)
+    part.rename(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from ddpcheck.errors.problem import UsageError
-from ddpcheck.run.script.batches import Batches
+from ddpcheck.run.script.batches import Batches, joined
 from ddpcheck.run.script.recording import step_file
 
 
@@ -22,6 +23,16 @@ def _batches(folder: Path, *lengths: int) -> Batches:
 def test_batches_of_ranks_are_joined_in_the_order_of_ranks(tmp_path: Path) -> None:
     batch = _batches(tmp_path, 3, 3).at(0)
     assert batch["0.0"]["x"][:, 0].tolist() == [0, 0, 1, 1]
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+
+
+def test_dataclasses_of_ranks_are_joined_field_by_field() -> None:
+    batch = joined([Batch(torch.zeros(2)), Batch(torch.ones(1))])
+    assert batch.x.tolist() == [0, 0, 1]
 
 
 def test_batches_of_other_lengths_without_collate_are_an_error(tmp_path: Path) -> None:

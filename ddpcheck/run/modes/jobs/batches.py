@@ -40,7 +40,7 @@ def batches_of(target: Target, spec: RunSpec) -> list[Any]:
     try:
         batches = [_on_cpu(batch) for batch in user_code.batches(target, spec)]
     except Exception as error:
-        if raised.is_own(error):
+        if isinstance(error, UsageError) or raised.is_own(error):
             raise
         raise does_not_train(target, error) from error
     if spec.constants != NATIVE:
