@@ -76,6 +76,7 @@ class Settings(TypedDict, total=False):
     accept: Mapping[str, str] | Sequence[str] | None
     fix: bool
     timeout_s: float | None
+    deadline_s: float | None
     max_memory: float | None
     seed: int
     allow_writes: bool
@@ -306,6 +307,8 @@ def check(
             fix          False: causes are not confirmed by a run (--no-fix)
             timeout_s    seconds, of the import and of every run; by default 60, and
                          more for ranks that are slow
+            deadline_s   seconds, of the whole check: the runs made by then are
+                         reported, and equal ones are "not-checked"
             max_memory   GiB; what is free
             seed         of every run, 0
             allow_writes  True: the script may change files that existed before

@@ -35,7 +35,7 @@ from ddpcheck.checking.plan import Cell
 from ddpcheck.checking.reporting import Made
 from ddpcheck.diagnose import data_parallel, engine, reproduce, shrink, simulated
 from ddpcheck.diagnose.facts import external_state, unlike_numbers
-from ddpcheck.errors.problem import SignalError, UsageError
+from ddpcheck.errors.problem import EndedError, UsageError
 from ddpcheck.ranks.pool import Pool, ServerDiedError
 from ddpcheck.report.data import EXIT_SIGNAL, Report
 from ddpcheck.report.progress import Silent
@@ -71,7 +71,10 @@ def check_file(
         CannotCheckError: the target hangs or kills its process before any run.
     """
     progress = progress or Silent()
-    with opening.pool_for(ref, options) as pool:
+    with (
+        opening.pool_for(ref, options) as pool,
+        opening.in_time(pool, options, progress),
+    ):
         progress("importing torch and the target")
         pool.start()
         opening.wait_for_imports(pool, ref)
@@ -91,8 +94,8 @@ def check(
 ) -> Report:
     """Checks a target on a pool that has done its imports.
 
-    Where a signal or the end of the engine cuts the check off, the report is on the
-    finished runs, and states this.
+    Where a signal, the deadline or the end of the engine cuts the check off, the report
+    is on the finished runs, and states this.
 
     Args:
         pool: of ranks.
@@ -109,7 +112,8 @@ def check(
 
     Raises:
         UsageError: the file or an option is wrong.
-        CannotCheckError: the single-process run hangs or dies.
+        CannotCheckError: the single-process run hangs or dies, or the deadline came
+            before any run was made.
         SignalError: a signal came before any run was made, or once more.
     """
     session = session or Session(pool, ref)
@@ -118,17 +122,20 @@ def check(
     session.is_bounded = options.timeout_s is not None
     made.diagnoses = diagnoses
     made.progress.follow(session.where)
-    try:
-        report = _check(made, only)
-    except (SignalError, ServerDiedError, CannotCheckError) as error:
-        is_last = isinstance(error, SignalError) and error.again
-        early = None if is_last else made.report(error)
-        if early is None:
-            raise
-        on_verdict(early)
-        return early
-    on_verdict(report)
-    return _shrunk(made, report)
+    with opening.in_time(pool, options, made.progress):
+        try:
+            report = _check(made, only)
+        except (EndedError, ServerDiedError, CannotCheckError) as error:
+            is_last = isinstance(error, EndedError) and error.again
+            early = None if is_last else made.report(error)
+            if early is None:
+                raise
+            if isinstance(error, EndedError):
+                pool.retire_busy()
+            on_verdict(early)
+            return early
+        on_verdict(report)
+        return _shrunk(made, report)
 
 
 def _shrunk(made: Made, report: Report) -> Report:
@@ -144,9 +151,12 @@ def _shrunk(made: Made, report: Report) -> Report:
         found = shrink.smallest(
             session, known, limit, diagnosis.removable, diagnosis.mended
         )
-    except SignalError as error:
+    except EndedError as error:
         if error.again:
             raise
+        session.pool.retire_busy()
+        if not error.number:
+            return report  # the deadline: the check itself was complete
         return dataclasses.replace(report, exit_code=EXIT_SIGNAL + error.number)
     except (ServerDiedError, CannotCheckError):
         return report

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpcheck.checking import plan
 from ddpcheck.checking.plan import Cell
 from ddpcheck.errors import frames
-from ddpcheck.errors.problem import UsageError
+from ddpcheck.errors.problem import DeadlineError, UsageError
 from ddpcheck.ranks.hosts import Hosts
-from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
+from ddpcheck.ranks.pool import SOLO, Deadline, Pool, Preload, PreloadError
+from ddpcheck.report.progress import Silent
 from ddpcheck.run.session.session import (
     CannotCheckError,
     crew_of,
@@ -62,6 +65,27 @@ def pool_for(
         arguments={"path": ref.path, "names": [list(pair) for pair in ref.names]},
     )
     return Pool(what, timeout_s=options.limit_s, hosts=hosts, loopback=loopback)
+
+
+@contextlib.contextmanager
+def in_time(pool: Pool, options: Options, progress: Silent) -> Iterator[None]:
+    """Ends what takes longer than the user gives the whole check.
+
+    Raises:
+        CannotCheckError: there is no run to report.
+        DeadlineError: the same, inside another such context, which may have one.
+    """
+    limit_s, is_outer = options.deadline_s, not pool.is_in_time
+    end = None if limit_s is None else Deadline(limit_s, time.monotonic() + limit_s)
+    try:
+        with pool.bounded(end):
+            yield
+    except DeadlineError as error:
+        pool.retire_busy()
+        if not is_outer:
+            raise
+        doing = f" while {progress.doing}" if progress.doing else ""
+        raise CannotCheckError(f"{error}{doing}", "") from error
 
 
 def wait_for_imports(pool: Pool, ref: TargetRef) -> None:

@@ -17,7 +17,7 @@ from ddpcheck.checking import plan
 from ddpcheck.compare import tolerance
 from ddpcheck.diagnose import engine, reproduce, shrink
 from ddpcheck.diagnose.reproduce import Smallest
-from ddpcheck.errors.problem import SignalError, cut
+from ddpcheck.errors.problem import EndedError, cut
 from ddpcheck.report.data import (
     EXIT_CODES,
     EXIT_SIGNAL,
@@ -344,11 +344,11 @@ class Made:
         outcomes = [self.outcomes[s] for s in self.planned.specs if s in self.outcomes]
         if runs is None or limit is None:
             runs, limit = judged_early(outcomes, self.options)
-        left, is_signal = self.left(), isinstance(error, SignalError)
+        left, is_asked = self.left(), isinstance(error, EndedError)
         made, total = len(self.outcomes), len(self.planned.specs)
         where = f"after {made} of {total} runs" if left else "in the diagnosis"
         reason = str(error).splitlines()[0]
-        ended = f"{reason} {where}" if is_signal else f"{reason}, {where}"
+        ended = f"{reason} {where}" if is_asked else f"{reason}, {where}"
         every = self.broken_off + self.diagnosis.findings
         found, unused = accept(runs, every, self.options.accept)
         names = [f"{spec.mode} at world size {spec.world_size}" for spec in left]
@@ -371,7 +371,7 @@ class Made:
             seconds=time.perf_counter() - self.started,
             smallest=shrink.divergent(self.session, outcomes, runs),
             ended=ended,
-            signal=error.number if isinstance(error, SignalError) else 0,
+            signal=error.number if isinstance(error, EndedError) else 0,
         )
 
 
@@ -415,7 +415,10 @@ def _how_long(
     count = len(planned.specs)
     runs = "1 run takes" if count == 1 else f"{count} runs take"
     shorter = ", ".join(option for option, applies in advice.items() if applies)
+    limit_s, ends = options.deadline_s, ""
+    if limit_s is not None and seconds > limit_s:
+        ends = f", more than --deadline-s {limit_s:g}"
     return (
-        f"{runs} {about(seconds)} (the single-process run took {base.seconds:.0f} s); "
-        f"finding a cause takes longer; to make it shorter: {shorter}"
+        f"{runs} {about(seconds)} (the single-process run took {base.seconds:.0f} s)"
+        f"{ends}; finding a cause takes longer; to make it shorter: {shorter}"
     )

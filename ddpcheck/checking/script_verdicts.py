@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 
 from ddpcheck.report.data import (
+    EXIT_CODES,
+    EXIT_SIGNAL,
     Finding,
     NotCompared,
     Part,
@@ -207,13 +209,14 @@ def _two(first: Report, other: Report) -> Report:
     )
     worst = max((first, other), key=lambda one: _SEVERITY[one.verdict])
     ended = first.ended or other.ended
-    code = worst.exit_code
-    if ended:
-        code = first.exit_code if first.ended else other.exit_code
+    verdict = "not-checked" if ended and not _is_divergent(worst) else worst.verdict
     return dataclasses.replace(
         first,
-        verdict="not-checked" if ended and not _is_divergent(worst) else worst.verdict,
-        exit_code=code,
+        verdict=verdict,
+        exit_code=max(
+            code if code >= EXIT_SIGNAL else EXIT_CODES[verdict]
+            for code in (first.exit_code, other.exit_code)
+        ),
         target=first.target if first.target.num_tensors else other.target,
         tolerance=first.tolerance if first.tolerance.rtol else other.tolerance,
         scope=first.scope if first.scope.checked else other.scope,

@@ -29,7 +29,7 @@ from ddpcheck.checking import (
 from ddpcheck.checking.script_endings import Endings, steps
 from ddpcheck.diagnose import script_data
 from ddpcheck.errors import frames
-from ddpcheck.errors.problem import Problem, SignalError, UsageError
+from ddpcheck.errors.problem import DeadlineError, EndedError, Problem, UsageError
 from ddpcheck.ranks import made
 from ddpcheck.ranks.budget import Budget
 from ddpcheck.ranks.messages import Job, Outcome
@@ -116,24 +116,27 @@ def _reports(
 ) -> list[Report]:
     """Returns the report of each world size; a signal leaves the later ones out.
 
+    So do the deadline, and a world size at which the script cannot be checked.
+
     Raises:
-        SignalError: it came before any run was made.
+        EndedError: it came before any run was made.
     """
     reports: list[Report] = []
     for position, size in enumerate(sizes):
         try:
             reports.append(_check(pool, script, size, options, progress))
-        except SignalError as error:
-            if error.again or not reports:
+        except (EndedError, CannotCheckError) as error:
+            number = error.number if isinstance(error, EndedError) else 0
+            if not reports or (isinstance(error, EndedError) and error.again):
                 raise
-            ended = f"{error} at world size {size}"
-            code = EXIT_SIGNAL + error.number
             verdict = reports[-1].verdict
+            verdict = "not-checked" if verdict == "equivalent" else verdict
+            what = str(error).splitlines()[0]
             reports[-1] = dataclasses.replace(
                 reports[-1],
-                verdict="not-checked" if verdict == "equivalent" else verdict,
-                ended=ended,
-                exit_code=code,
+                verdict=verdict,
+                ended=f"{what} at world size {size}",
+                exit_code=EXIT_SIGNAL + number if number else EXIT_CODES[verdict],
             )
         if reports[-1].ended:
             left = [
@@ -259,7 +262,7 @@ def _check(
     def checked_with(changed: Known) -> Report | None:
         try:
             return checked(changed)
-        except (UsageError, CannotCheckError):
+        except (UsageError, CannotCheckError, DeadlineError):
             return None
 
     report = checked(known, diagnoses=not known.shards)
@@ -313,14 +316,20 @@ def _opened(
 ) -> Iterator[Pool]:
     """Yields a pool that has imported what the script will import."""
     if outer is not None:
-        with outer.within(timeout_s=options.limit_s) as pool:
+        with (
+            outer.within(timeout_s=options.limit_s) as pool,
+            opening.in_time(pool, options, progress),
+        ):
             pool.device = options.run_device
             yield pool
         return
     libraries = scripts.libraries(script)
     while True:
         what = preload(libraries)
-        with Pool(what, timeout_s=options.limit_s) as pool:
+        with (
+            Pool(what, timeout_s=options.limit_s) as pool,
+            opening.in_time(pool, options, progress),
+        ):
             pool.device = options.run_device
             pool.start()
             progress("importing torch and what the script imports")
@@ -547,7 +556,9 @@ def _with_more(
     made = dataclasses.replace(
         report,
         verdict=verdict,
-        exit_code=EXIT_CODES[verdict] if not report.ended else report.exit_code,
+        exit_code=report.exit_code
+        if report.exit_code >= EXIT_SIGNAL
+        else EXIT_CODES[verdict],
         runs=tuple(runs),
         findings=tuple(accepted),
         facts=table,

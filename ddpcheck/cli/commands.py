@@ -81,9 +81,7 @@ def check(
     places.check(path, wanted, baseline=baseline, has_folder=bool(folder))
     known = baselines.load(baseline) if baseline else None
     called = Called(path, command, known, baseline)
-    exit_code, is_written = checked(check_file, ref, options, wanted, called)
-    # A check whose file was not written must not exit with success.
-    return exit_code or (0 if is_written else EXIT_NOT_CHECKED)
+    return checked(check_file, ref, options, wanted, called)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +115,10 @@ def checked(
     options: Options,
     wanted: Outputs,
     called: Called,
-) -> tuple[int, bool]:
+) -> int:
     """Checks with `check_file`, and shows the verdict as soon as it is known.
 
-    Returns the exit code, and whether all was written that options ask for.
+    Returns the exit code: no success where a file that an option names is missing.
     """
     from ddpcheck.checking import reporting  # noqa: PLC0415 (--help needs none of it)
     from ddpcheck.run.session import session  # noqa: PLC0415 (--help needs none of it)
@@ -163,7 +161,10 @@ def checked(
     elif all(written) and report != shown[0]:
         # A file that could not be written has been warned of.
         written.append(output.update(report, wanted))
-    return report.exit_code, all(written)
+    if report.exit_code or all(written):
+        return report.exit_code
+    streams.warn("the exit code is 3: what an option asks for could not be written")
+    return EXIT_NOT_CHECKED
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:

@@ -83,7 +83,8 @@ exit codes:
   0  equivalent: every comparison is within the tolerance
   1  divergent: the report gives the cause, if one is known
   2  usage error: the target file or an option is wrong
-  3  could not check: hang, crash, nothing compared; a file cannot be written
+  3  could not check: hang, crash, deadline, a run that is not judged; of equal
+     runs: a file that an option names cannot be written
   130, 143  interrupted, terminated; the report has the finished runs
 """
 

@@ -104,9 +104,11 @@ class Leader:
     ) -> Report:
         hosts, group = self.hosts, self.hosts.group
         progress("importing torch and the target")
-        with opening.pool_for(
-            ref, options, hosts, loopback=group.is_one_machine
-        ) as pool:
+        is_here = group.is_one_machine
+        with (
+            opening.pool_for(ref, options, hosts, loopback=is_here) as pool,
+            opening.in_time(pool, options, progress),
+        ):
             pool.start()
             opening.wait_for_imports(pool, ref)
             self._open(pool, options)

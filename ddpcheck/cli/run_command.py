@@ -12,7 +12,6 @@ from ddpcheck.checking import baseline as baselines
 from ddpcheck.checking import places
 from ddpcheck.cli import arguments, commands
 from ddpcheck.errors.problem import usage_error
-from ddpcheck.report.data import EXIT_NOT_CHECKED
 from ddpcheck.report.output import Outputs
 from ddpcheck.target import script as scripts
 from ddpcheck.target import settings
@@ -92,8 +91,7 @@ def _check(
         return check_script(script, options, **kwargs)
 
     ref = TargetRef(path=script.path or script.module)
-    code, is_written = commands.checked(check_file, ref, options, wanted, called)
-    return code or (0 if is_written else EXIT_NOT_CHECKED)
+    return commands.checked(check_file, ref, options, wanted, called)
 
 
 def _refuse(args: argparse.Namespace) -> None:

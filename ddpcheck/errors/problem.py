@@ -51,11 +51,33 @@ def usage_error(**fields: str) -> UsageError:
     return UsageError(Problem(**fields))
 
 
-class SignalError(BaseException):
-    """A signal asks the tool to end; no `except Exception` may swallow it.
+class EndedError(BaseException):
+    """The check has to end, with a report; no `except Exception` may swallow it.
 
-    `again`: it is the second signal, which does not wait for a report. `doing` is the
-    current phase, "" if it is not known.
+    `number`: of the signal that asks for it, 0 for none. `again`: it is the second
+    signal, which does not wait for a report.
+    """
+
+    number = 0
+    again = False
+
+
+class DeadlineError(EndedError):
+    """The time that the user gave the whole check is over."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(limit_s)
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        """Returns what came: "ended by --deadline-s 60"."""
+        return f"ended by --deadline-s {self.limit_s:g}"
+
+
+class SignalError(EndedError):
+    """A signal asks the tool to end.
+
+    `doing` is the current phase, "" if it is not known.
     """
 
     def __init__(self, number: int, *, again: bool = False) -> None:

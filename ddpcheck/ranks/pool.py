@@ -26,6 +26,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.errors import frames
+from ddpcheck.errors.problem import DeadlineError
 from ddpcheck.ranks import processes
 from ddpcheck.ranks.crew import Crew, LocalRank, Rank, reason_unseated, unseated_ranks
 from ddpcheck.ranks.folder import Folder
@@ -124,6 +125,19 @@ class Preload:
     has_spare: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a whole check ends: `limit_s` after its begin, at `end` (monotonic)."""
+
+    limit_s: float
+    end: float
+
+    def check(self) -> None:
+        """Raises DeadlineError once it is over."""
+        if time.monotonic() > self.end:
+            raise DeadlineError(self.limit_s)
+
+
 class Pool:
     """The engine. A context manager: on exit all processes and files are removed.
 
@@ -145,6 +159,7 @@ class Pool:
         self._outer = outer
         self.timeout_s = timeout_s
         self.device = "cpu"  # of the next crews; those of another are replaced
+        self._deadline: Deadline | None = None  # see bounded
         self._what = what
         self._crews: dict[tuple[int, int], Crew] = {}
         self._count = 0
@@ -201,6 +216,25 @@ class Pool:
         # `close`, by an exception, would wait for ranks that wait for jobs.
         atexit.register(self.close)
 
+    @contextlib.contextmanager
+    def bounded(self, deadline: Deadline | None) -> Iterator[None]:
+        """Makes every wait inside raise DeadlineError after the deadline, if any.
+
+        An earlier deadline of the pool stays.
+        """
+        before = self._deadline
+        if deadline is not None and (before is None or deadline.end < before.end):
+            self._deadline = deadline
+        try:
+            yield
+        finally:
+            self._deadline = before
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether a deadline bounds all waits."""
+        return self._deadline is not None
+
     def wait_for_imports(self, on_wait: Callable[[], None] | None = None) -> None:
         """Returns when the fork server can fork.
 
@@ -225,6 +259,8 @@ class Pool:
             if time.monotonic() > deadline:
                 stack = self._dump_server_stack()
                 raise self._preload_error("hung", stack, limit_s)
+            if self._deadline is not None:
+                self._deadline.check()
             if on_wait:
                 on_wait()
             time.sleep(_IMPORT_POLL_S)
@@ -287,7 +323,7 @@ class Pool:
             ServerDiedError: there is no server for them.
         """
         made = Pool(self._what, timeout_s=self.timeout_s, outer=self)
-        made.device = self.device
+        made.device, made._deadline = self.device, self._deadline
         if self._what.call is None:  # the server itself has imported no user code
             made._server, made._spare = self._server, self._spare
             return made
@@ -365,6 +401,12 @@ class Pool:
             crew.kill()
             crew.remove_files()
 
+    def retire_busy(self) -> None:
+        """Replaces the crews that are at work: nobody waits for their results."""
+        for key, crew in list(self._crews.items()):
+            if crew.busy:
+                self.retire(*key)
+
     def submit(
         self,
         job: Job,
@@ -416,6 +458,8 @@ class Pool:
         """Yields the tasks in the order in which they end."""
         pending = list(tasks)
         while pending:
+            if self._deadline is not None:
+                self._deadline.check()
             handles = [h for task in pending for h in task.crew.waiting_for()]
             wait_s, before = self._next_look(pending), time.monotonic()
             ready = set(wait(handles, timeout=wait_s))
@@ -467,7 +511,9 @@ class Pool:
 
     def _next_look(self, pending: list[Task]) -> float:
         """Returns the seconds to wait for messages at most."""
-        left_s = min(task.next_end for task in pending) - time.monotonic()
+        ends = [task.next_end for task in pending]
+        ends += [] if self._deadline is None else [self._deadline.end]
+        left_s = min(ends) - time.monotonic()
         return min(max(0.0, left_s), *(task.look_s for task in pending))
 
     def _update(self, task: Task, ready: Collection[Any]) -> None:

@@ -363,6 +363,17 @@ SETTINGS = (
         read=_positive,
     ),
     Setting(
+        name="deadline_s",
+        help="time limit of the whole check; the runs made by then\n"
+        "are reported, and equal ones exit with 3",
+        metavar="600",
+        expected="seconds, above 0",
+        example="600",
+        python="600",
+        places=("plugin", "api"),
+        read=_positive,
+    ),
+    Setting(
         name="max_memory",
         help="refuse runs that need more; default: free memory",
         metavar="GIB",
@@ -471,7 +482,8 @@ class Options:
     own. `ps_reduce` is what a parameter server makes of the workers' gradients: "mean",
     the default, or "sum". `simulate` has world sizes of DDP that one process simulates.
     `max_memory` in GiB. `timeout_s` is the bound of every run where it was chosen: a
-    run that needs more gets more only by default. `allow_writes`: a script may change
+    run that needs more gets more only by default. `deadline_s` is that of the whole
+    check. `allow_writes`: a script may change
     files that existed before. `cuda_as_cpu`: it runs on the CPU where it asks for CUDA.
     `resume_at`: it is stopped after this update and started again, with `resume_args`.
     """
@@ -490,6 +502,7 @@ class Options:
     accept: dict[str, str] = field(default_factory=dict)
     fix: bool = True
     timeout_s: float | None = None
+    deadline_s: float | None = None
     max_memory: float | None = None
     seed: int = 0
     allow_writes: bool = False

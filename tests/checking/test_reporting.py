@@ -126,6 +126,13 @@ def test_long_check_announces_its_duration_and_what_makes_it_shorter(
     assert line.endswith(f"shorter: {shorter}")
 
 
+def test_long_check_that_the_deadline_will_end_says_so() -> None:
+    _, progress = _made([_ddp(2)], 600.0, Options(deadline_s=90.0))
+    (line,) = progress.lines
+    took = "(the single-process run took 600 s)"
+    assert f"{took}, more than --deadline-s 90; finding a cause" in line
+
+
 def test_short_check_announces_nothing() -> None:
     _, progress = _made([_ddp(2), _ddp(4)], 0.5, Options())
     assert progress.lines == []

@@ -400,7 +400,31 @@ def test_file_that_cannot_be_written_is_no_success(terminal: Terminal) -> None:
     assert ended.stdout.splitlines()[-1].startswith("EQUIVALENT: ")
     assert ended.stderr == (
         "ddpcheck: warning: cannot write /proc/a.sarif: No such file or directory\n"
+        "ddpcheck: warning: the exit code is 3: what an option asks for could not be "
+        "written\n"
     )
+
+
+def test_divergence_stays_one_where_no_file_can_be_written(terminal: Terminal) -> None:
+    """The verdict is known, and what is missing is said: no run is to be repeated."""
+    loss = "loss = nn.CrossEntropyLoss(reduction='sum')\n"
+    name = terminal.write(target(loss=loss))
+    options = ("--report-dir=/proc/x", "--json=/proc/y.json", "--no-fix")
+    ended = terminal.run(name, *QUICK, *options)
+    assert ended.exit_code == 1
+    shown = ended.stdout.splitlines()
+    assert shown[-1].startswith("DIVERGENT: 1 of 1 run, ")
+    assert "next to the report" not in ended.stdout
+    assert "report: " not in ended.stdout
+    assert ended.stderr.splitlines() == [
+        f"ddpcheck: warning: cannot write /proc/{path}: No such file or directory"
+        for path in (
+            "x/mymodel/report.json",
+            "x/mymodel/report.html",
+            "x/mymodel/reproduce.py",
+            "y.json",
+        )
+    ]
 
 
 def test_importing_the_whole_tool_leaves_torch_out() -> None:

@@ -233,9 +233,10 @@ def test_unknown_key_is_reported_whole(tmp_path: Path) -> None:
         settings.from_project(near, modes=CHOICES)
     assert str(caught.value) == (
         "ddpcheck: [tool.ddpcheck] has no setting 'world_size' [settings-unknown]\n"
-        "  expected   accept, allow_writes, batch_norm, cuda_as_cpu, device, dtype, "
-        "fix, loss, max_memory, modes, noise, ps_reduce, report_dir, resume_args, "
-        "resume_at, seed, simulate, steps, timeout_s, tolerance, world_sizes\n"
+        "  expected   accept, allow_writes, batch_norm, cuda_as_cpu, deadline_s, "
+        "device, dtype, fix, loss, max_memory, modes, noise, ps_reduce, report_dir, "
+        "resume_args, resume_at, seed, simulate, steps, timeout_s, tolerance, "
+        "world_sizes\n"
         f"  found      'world_size' in {tmp_path}/pyproject.toml\n"
         "  fix        did you mean world_sizes?\n"
         "  more       ddpcheck --explain settings-unknown"
