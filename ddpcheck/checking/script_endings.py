@@ -103,6 +103,12 @@ class Endings:
             for fault in assemble.faults_of(outcome)
         ]
 
+    @property
+    def are_regular(self) -> bool:
+        """Whether the ranks and the single process came to the script's end."""
+        every = (*self.ranks, self.single)
+        return all(one.kind == "done" and one.value.ended for one in every)
+
     def left_out(self) -> list[NotCompared]:
         """Returns what the script does after its last update that is compared."""
         if self.single.kind == "done":

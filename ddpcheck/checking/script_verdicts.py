@@ -105,10 +105,46 @@ def _data(
 
 
 def sound(
-    findings: Sequence[Finding], runs: Sequence[Run], rows: Sequence[Row]
+    findings: Sequence[Finding],
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    *,
+    by_passes: bool,
 ) -> tuple[Finding, ...]:
-    """Accepts what is right in a script although the numbers differ."""
-    return with_own_noise(scaled(findings, runs, rows), runs)
+    """Accepts what is right in a script although the numbers differ.
+
+    Args:
+        findings: on these runs.
+        runs: that were compared.
+        rows: the facts of the script.
+        by_passes: whether the optimizers' numbers follow the passes over the data.
+    """
+    found = with_own_noise(scaled(findings, runs, rows), runs)
+    return of_passes(found, runs) if by_passes else found
+
+
+def of_passes(findings: Sequence[Finding], runs: Sequence[Run]) -> tuple[Finding, ...]:
+    """Accepts a schedule that is made for the passes, where a pass has fewer updates.
+
+    A run has shown that nothing else differs.
+
+    Args:
+        findings: on these runs.
+        runs: that were compared.
+    """
+    return tuple(
+        dataclasses.replace(one, accepted=_OF_PASSES)
+        if _is_decided(one, runs) and all(_OF_NUMBERS in fact for fact in one.facts)
+        else one
+        for one in findings
+    )
+
+
+_OF_NUMBERS = " at the update of step "  # see facts/unlike_numbers.py
+_OF_PASSES = (
+    "the schedule follows the passes over the data: an update has the samples of "
+    "several updates of the single process"
+)
 
 
 def scaled(
@@ -177,11 +213,16 @@ def _is_scaled(rates: Sequence[Row], power: float) -> bool:
 
 def _is_of_rates(finding: Finding, runs: Sequence[Run]) -> bool:
     """Returns whether learning rates that all ranks have are shown to be all of it."""
+    is_of_rates = all(fact.startswith("lr ") for fact in finding.facts)
+    return is_of_rates and _is_decided(finding, runs)
+
+
+def _is_decided(finding: Finding, runs: Sequence[Run]) -> bool:
+    """Returns whether numbers that all ranks have are shown to be all that differs."""
     return (
         finding.slug == "sync/control-desync"
         and finding.accepted is None
         and set(finding.runs) <= set(finding.proven_runs)
-        and all(fact.startswith("lr ") for fact in finding.facts)
         and all(runs[index].ranks_agree for index in finding.runs)
     )
 

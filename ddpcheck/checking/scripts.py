@@ -545,7 +545,15 @@ def _with_more(
             new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
         runs.append(_failed_run(recordings, faults, report))
     table = script_data.table(ranks, single)
-    others = script_verdicts.sound(report.findings, report.runs, table)
+    if endings.are_regular and (late := script_data.unfinished(ranks, single)):
+        new.append(dataclasses.replace(late, runs=(len(runs),)))
+        runs.append(_failed_run(recordings, [], report))
+    others = script_verdicts.sound(
+        report.findings,
+        report.runs,
+        table,
+        by_passes=script_data.follows_passes(ranks, single),
+    )
     every = [*acceptance.accept(runs, new, options.accept), *others]
     accepted = sorted(every, key=lambda one: one.accepted is not None)
     verdict = acceptance.verdict(runs, accepted)

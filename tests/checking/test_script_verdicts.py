@@ -227,6 +227,17 @@ def test_rate_that_is_scaled_otherwise_than_the_samples_is_not_accepted() -> Non
     assert not _accepted(RATES, run, rate)
 
 
+def test_number_of_a_schedule_that_follows_the_passes_is_accepted() -> None:
+    run = _run(EQUAL, _off(0.1, 9.0, 9.0))
+    other = replace(RATES, facts=("when the step has all samples, they are equal",))
+    unproven = replace(RATES, proven_runs=())
+    noise = replace(RATES, slug="rng/stochastic-layer")
+    found = script_verdicts.of_passes([RATES, other, unproven, noise], [run])
+    assert [one.accepted is not None for one in found] == [True, False, False, False]
+    (alone,) = script_verdicts.of_passes([RATES], [replace(run, ranks_agree=False)])
+    assert alone.accepted is None
+
+
 NOISE = Finding(
     slug="rng/stochastic-layer",
     link="forward",

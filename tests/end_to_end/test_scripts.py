@@ -607,6 +607,31 @@ def test_dropout_of_each_ranks_own_is_accepted_and_that_of_all_is_not(
     assert (checked.ended.exit_code, checked.slug) == (1, "rng/same-stream-all-ranks")
 
 
+PASSES = """
+loader = loader_of(data)
+total = len(LENGTH)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
+for x, y in loader:
+    update(x, y)
+    schedule.step()
+"""
+
+
+@pytest.mark.slow
+def test_schedule_of_the_passes_is_accepted_and_that_of_one_process_is_not(
+    here: Terminal,
+) -> None:
+    setup = SETUP.replace("8 // WORLD_SIZE", "4")
+    here.write(setup + PASSES.replace("LENGTH", "loader"), "train.py")
+    checked = _check(here, "train.py")
+    assert checked.ended.exit_code == 0, checked.shown
+    assert checked.slug == "sync/control-desync"
+    assert "\nACCEPTED: " in checked.ended.stdout
+    here.write(setup + PASSES.replace("LENGTH", "DataLoader(data, 4)"), "train.py")
+    checked = _check(here, "train.py")
+    assert (checked.ended.exit_code, checked.slug) == (1, "sync/control-desync")
+
+
 @pytest.mark.slow
 def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
     name = _script(here, ARGUMENTS)

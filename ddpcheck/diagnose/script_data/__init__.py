@@ -1,10 +1,11 @@
 """The data verdict of a script: what its ranks drew, against the single process.
 
-Lives here: streams.py (events to passes), judge.py (findings), table.py (facts).
+Lives here: streams.py (events to passes), judge.py, schedules.py (findings), table.py.
 Not here: the recording of events (run/script/), the check (checking/scripts.py).
 """
 
 from ddpcheck.diagnose.script_data.judge import findings, not_compared
+from ddpcheck.diagnose.script_data.schedules import follows_passes, unfinished
 from ddpcheck.diagnose.script_data.table import table
 
-__all__ = ["findings", "not_compared", "table"]
+__all__ = ["findings", "follows_passes", "not_compared", "table", "unfinished"]
