@@ -118,6 +118,78 @@ def test_fix_says_the_line_and_what_the_ranks_read(
     assert report.findings[0].fix.text == fix
 
 
+LOSS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(5, 8)
+
+def batch():
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 5, generator=draw) * torch.linspace(0.2, 2, 8)[:, None]
+    return x, torch.randn(8, 8, generator=draw)
+
+"""
+GATHER = (
+    "all-reduce the statistics that the loss needs, with autograd, or gather outputs "
+    "and targets with autograd and compute the loss on the global batch; here "
+)
+
+
+@pytest.mark.usefixtures("causes_alone")
+@pytest.mark.parametrize(
+    ("lines", "here"),
+    [
+        (
+            """
+def loss(z, y):
+    spread = (z**2).mean(0) / 2
+    spread = spread.clamp(min=0.4).sum()
+    return ((z - y) ** 2).mean() + spread
+""",
+            "`spread = spread.clamp(min=0.4).sum()` at target.py:18",
+        ),
+        (
+            """
+def loss(z, y):
+    p, y = z.sigmoid(), (y > 0).double()
+    both = 2 * (p * y).sum() + 1
+    ratio = both / (p.sum() + y.sum() + 1)
+    return 1 - ratio
+""",
+            "`ratio = both / (p.sum() + y.sum() + 1)` at target.py:19",
+        ),
+        (
+            """
+def loss(z, y):
+    logits = F.normalize(z, dim=1) @ y.T
+    return F.cross_entropy(logits, torch.arange(len(z)))
+""",
+            "`logits = F.normalize(z, dim=1) @ y.T` at target.py:17",
+        ),
+        (
+            """
+def loss(z, y):
+    worst = ((z - y) ** 2).sum(1)
+    return worst.topk(3).values.mean()
+""",
+            "`return worst.topk(3).values.mean()` at target.py:18",
+        ),
+    ],
+    ids=["clamp-after-the-mean", "quotient", "product", "largest"],
+)
+def test_fix_of_a_loss_says_the_line_at_which_samples_meet(
+    lines: str, here: str, pool: Pool, tmp_path: Path
+) -> None:
+    report = checked(pool, tmp_path, LOSS + lines)
+    assert [f.slug for f in report.findings] == ["loss/batch-coupled"]
+    assert report.findings[0].fix is not None
+    assert report.findings[0].fix.text == GATHER + here
+
+
 def _act(line: int, code: str, value: float | None = None) -> Act:
     return Act(by="MEAN_OF_NUMBERS", place=f"a.py:{line}", code=code, value=value)
 

@@ -40,6 +40,7 @@ from ddpcheck.run.interventions.gradients.averages import (
     averaged_grad,
     off_after_backward,
 )
+from ddpcheck.run.interventions.rows import meeting
 from ddpcheck.run.interventions.rows.gather import (
     alone_until_backward,
     shown_again_at_exit,
@@ -191,6 +192,8 @@ def _with_parameters(
 
     if (labels := found(fixes, OffsetLabels)) is not None:
         yield offset_by_rank(samples, model(), labels, acts)
+    if found(fixes, GlobalLoss) is not None:
+        yield meeting.noted(samples, model(), acts)
     if Switch.BLOCK_ORDER in fixes:
         yield blocks_together(samples)
     if Switch.STATISTICS_OF_ALL_RANKS in fixes:
