@@ -632,6 +632,22 @@ def test_schedule_of_the_passes_is_accepted_and_that_of_one_process_is_not(
     assert (checked.ended.exit_code, checked.slug) == (1, "sync/control-desync")
 
 
+SUMS = """
+def total(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+model.register_comm_hook(None, total)
+"""
+
+
+@pytest.mark.slow
+def test_hook_that_sums_gradients_is_named(here: Terminal) -> None:
+    checked = _check(here, _script(here, SUMS, TRAIN))
+    assert (checked.ended.exit_code, checked.slug) == (1, "sync/comm-hook-semantics")
+
+
 @pytest.mark.slow
 def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
     name = _script(here, ARGUMENTS)

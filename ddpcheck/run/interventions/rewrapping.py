@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.compare import tree
 from ddpcheck.run.intervention import Interventions, Switch
 from ddpcheck.run.model import contents
-from ddpcheck.run.model.averaged import is_ddp
+from ddpcheck.run.model.averaged import IS_HELD, become, is_ddp
 
 # The settings with which a DDP object is built again.
 _SETTINGS: dict[Switch, dict[str, Any]] = {
@@ -52,19 +52,32 @@ def rewrapped(model: nn.Module, fixes: Interventions) -> nn.Module:
         settings["process_group"] = dist.new_group(backend="gloo")
     if Switch.COMM_HOOKS_ON_MEANS in fixes:
         model = contents.replace(
-            model, is_ddp, lambda ddp: _rebuilt(ddp, hooks_of(ddp))
+            model, is_ddp, lambda ddp: _in_its_place(ddp, _rebuilt(ddp, hooks_of(ddp)))
         )
     if settings or Switch.REWRAP in fixes:
         trainable = Switch.REWRAP_TRAINABLE in fixes
         with _all_trainable(model) if trainable else contextlib.nullcontext():
             model = contents.replace(
-                model, is_ddp, lambda ddp: _rebuilt(ddp, **settings)
+                model,
+                is_ddp,
+                lambda ddp: _in_its_place(ddp, _rebuilt(ddp, **settings)),
             )
     if Switch.PLAIN_OUTPUT in fixes:
-        model = contents.replace(model, is_ddp, with_plain_output)
+        model = contents.replace(
+            model, is_ddp, lambda ddp: _in_its_place(ddp, with_plain_output(ddp))
+        )
     if Switch.CALLS_THROUGH_DDP in fixes:
         model = with_inner_attributes(model)
     return model
+
+
+def _in_its_place(ddp: DistributedDataParallel, made: nn.Module) -> nn.Module:
+    """Returns what is made of a DDP object; a script, which has the object, gets it."""
+    if IS_HELD not in vars(ddp):
+        return made
+    vars(made)[IS_HELD] = True
+    become(ddp, made)
+    return ddp
 
 
 @contextlib.contextmanager
@@ -86,6 +99,7 @@ def _rebuilt(
 
     `hooks` are (hook, state) pairs, by default those that were registered.
     """
+    has_none = hooks is not None and not hooks
     if hooks is None:
         hooks = getattr(ddp, "_comm_hooks", ())
     settings: dict[str, Any] = {
@@ -101,7 +115,14 @@ def _rebuilt(
     made = DistributedDataParallel(ddp.module, **settings)
     for hook, state in hooks:
         made.register_comm_hook(state, hook)
+    if has_none:
+        # A script registers its hook later, when this object has been built.
+        made.register_comm_hook = _nothing  # type: ignore[method-assign]
     return made
+
+
+def _nothing(state: Any, hook: Any) -> None:
+    """Registers no hook."""
 
 
 _FORWARD = "forward"
