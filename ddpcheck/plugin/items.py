@@ -26,6 +26,7 @@ from ddpcheck.report.data import Report
 from ddpcheck.report.render import numbers, status, terminal
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.registry import CHOICES, mode_of
+from ddpcheck.run.session import acceptance
 from ddpcheck.run.session.assemble import worst_excess
 from ddpcheck.run.session.session import CannotCheckError, Session
 from ddpcheck.target import settings
@@ -229,11 +230,13 @@ class RunItem(CheckItem):
         if not report.runs:
             why = {item.what: item.why for item in report.not_compared}
             pytest.skip(why[str(cell)])
+        if report.ended:  # what else differs in the run was not looked for
+            raise DivergenceError(report)
         state = status.run_status(report, 0)
         if state == "accepted":
             pytest.xfail(_reason(report))
-        is_left_to_others = mode_of(cell.mode).cannot_run and self.options.modes is None
-        if state == "not-checked" and is_left_to_others:
+        is_left = acceptance.is_left_to_others(report.runs[0])
+        if state == "not-checked" and is_left and self.options.modes is None:
             # As in the whole matrix, where DistributedDataParallel decides.
             pytest.skip(status.run_why(report, 0))
         if state != "equivalent":

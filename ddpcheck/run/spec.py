@@ -14,6 +14,7 @@ from ddpcheck.run.intervention import Interventions
 NATIVE = "native"  # RunSpec.constants: no tensor of the target is cast
 FINE_RTOL = 1e-9  # that of float64; at it rounding in float32 is a difference
 SAMPLES = "samples"  # the countable that is the size of a shard
+CUT_OFF = "it did not end within --timeout-s"  # of a run that may be no hang
 EMULATED = "under which DataParallel is emulated on one device"  # torch lacks it
 ONE_SIDED = "only one side returns it"  # why an output is not compared
 IDLE = -2  # for the number of the DDP object, of a forward under no_grad

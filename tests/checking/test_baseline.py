@@ -410,7 +410,7 @@ def test_run_that_could_not_be_checked_now_is_named() -> None:
     known = sample.divergent()
     lost = replace(known.runs[0], verdict="not-checked", why="no room on the GPU")
     judged = _applied(replace(known, runs=(lost, *known.runs[1:])), known)
-    assert judged.exit_code == 0
+    assert (judged.verdict, judged.exit_code) == ("not-checked", 3)
     assert judged.warnings[0] == "in the baseline, not checked now: dp W=2"
 
 

@@ -248,6 +248,29 @@ def test_limit_that_is_too_short_is_no_hang(terminal: Terminal) -> None:
     terminal.assert_clean(command)
 
 
+SLOW_AT_4 = """\
+def loss(output, target):
+    import time
+    slow = torch.distributed.is_initialized() and len(target) == 2
+    time.sleep(2.0 if slow else 0.5)
+    return nn.functional.cross_entropy(output, target)
+"""
+
+
+def test_run_that_the_limit_cuts_off_makes_no_pass(terminal: Terminal) -> None:
+    name = terminal.write(target(loss=SLOW_AT_4))
+    options = ("--world-sizes", "2,4", "--modes", "ddp", "--json", "out.json")
+    ended = terminal.run(name, *options, "--timeout-s", "4")
+    assert ended.exit_code == 3
+    assert [run["verdict"] for run in _report(terminal)["runs"]] == [
+        "equivalent",
+        "not-checked",
+    ]
+    assert ended.stdout.splitlines()[-1] == (
+        "NOT CHECKED: 1 of 2 runs; 18 comparisons equal in the others"
+    )
+
+
 class _Screen:
     """The other end of a terminal: keeps what was written to it."""
 

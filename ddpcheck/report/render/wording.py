@@ -154,9 +154,7 @@ def _counts(report: Report) -> str:
     unchecked = _statuses(report).count("not-checked")
     parts = _judged(report, compared, mismatched)
     if state == "not-checked" and not mismatched:
-        verb = "proves" if compared == 1 else "prove"
-        equal = numbers.counted(compared, "equal comparison")
-        return f"{_runs(report)}; {equal} {verb} nothing"
+        return f"{_runs(report)}; {_equal(report, compared)}"
     if state == "accepted":
         verb = "differs" if status.differing(report) == 1 else "differ"
         parts[0] += f" {verb} only by accepted causes"
@@ -173,6 +171,14 @@ def _counts(report: Report) -> str:
     if report.ended:
         parts.append(report.ended)
     return ", ".join(parts)
+
+
+def _equal(report: Report, compared: int) -> str:
+    """Returns what equal comparisons show of a check that is not complete."""
+    if _statuses(report).count("not-checked") < len(report.runs):
+        return f"{_comparisons(compared, 0)} in the others"
+    verb = "proves" if compared == 1 else "prove"
+    return f"{numbers.counted(compared, 'equal comparison')} {verb} nothing"
 
 
 def _judged(report: Report, compared: int, mismatched: int) -> list[str]:

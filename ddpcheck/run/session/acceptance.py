@@ -12,9 +12,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ddpcheck.errors import frames
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Finding, Run, Verdict
 from ddpcheck.report.render import status, wording
+from ddpcheck.run.modes.registry import mode_of
+from ddpcheck.run.modes.sim import SIM
+from ddpcheck.run.spec import CUT_OFF
 
 # Slugs for which the single process trains and ranks fail: accepting one accepts that.
 ABOUT_FAILED_RANKS = (
@@ -237,6 +241,8 @@ def verdict(
 ) -> Verdict:
     """Returns the verdict: divergent unless accepted findings cover what differs.
 
+    A run that could not be judged makes no pass, unless other modes stand for it.
+
     Args:
         runs: of the report.
         findings: of these runs.
@@ -248,6 +254,22 @@ def verdict(
         told = [f.accepted for f in findings if index in f.runs]
         if None in told or not (told or known(index)):
             return "divergent"
-    if any(run.verdict != "not-checked" for run in runs):
-        return "equivalent"
-    return "not-checked"
+    left = [run for run in runs if run.verdict == "not-checked"]
+    if len(left) == len(runs) or not all(map(is_left_to_others, left)):
+        return "not-checked"
+    return "equivalent"
+
+
+def is_left_to_others(run: Run) -> bool:
+    """Returns whether other modes stand for a run that was not checked.
+
+    DataParallel may refuse a target, and not all targets can be simulated: the runs of
+    DistributedDataParallel decide then. They do not where the run was cut off, or where
+    ddpcheck itself failed in it.
+    """
+    if run.mode == SIM.name:
+        return not run.faults and CUT_OFF not in run.why
+    if not (run.faults and mode_of(run.mode).cannot_run):
+        return False
+    raised = [fault.stack for fault in run.faults if fault.kind == "raised"]
+    return not any(map(frames.raised_in_own_work, raised))

@@ -28,6 +28,7 @@ from ddpcheck.run.modes.memory import Room
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.spec import (
+    CUT_OFF,
     FINE_RTOL,
     ReferenceResult,
     RunOutcome,
@@ -483,7 +484,7 @@ def _turns(spec: RunSpec) -> float:
 
 def _cut_off(outcome: RunOutcome, task: Task) -> str:
     """Returns why a run may have needed more than the limit, "" where it hung in it."""
-    did = f"it did not end within --timeout-s {task.limit_s:g}, which is no hang: "
+    did = f"{CUT_OFF} {task.limit_s:g}, which is no hang: "
     needed_s = _LEAST_SLOWDOWN * _turns(outcome.spec) * outcome.reference.seconds
     if needed_s > task.limit_s:
         return did + f"from the single-process time it may need {about(needed_s)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from ddpcheck.report.data import Fault, Finding, Quantity, Report, Run
 from ddpcheck.report.pages import pages
 from ddpcheck.report.render import status
-from ddpcheck.run.session import acceptance
+from ddpcheck.run.session import acceptance, assemble
+from ddpcheck.run.spec import CUT_OFF
 from tests.report.render import sample
 
 SLUG = "loss/local-normalizer"
@@ -180,6 +182,43 @@ def test_run_that_fails_is_no_run_that_passes_without_a_proof() -> None:
 def test_nothing_that_was_checked_is_no_pass() -> None:
     run = Run(mode="ddp", world_size=2, verdict="not-checked")
     assert acceptance.verdict([run], []) == "not-checked"
+
+
+_OWN = Fault(
+    kind="raised",
+    rank=0,
+    step=0,
+    summary="TypeError: ours",
+    stack='Traceback (most recent call last):\n  File "'
+    + str(Path(assemble.__file__))
+    + '", line 1, in to_run\n    x\nTypeError: ours\n',
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"mode": "ddp", "why": f"{CUT_OFF} 4, which is no hang: "}, "not-checked"),
+        ({"mode": "ddp", "why": "nothing was compared"}, "not-checked"),
+        ({"mode": "ddp", "why": "ddpcheck itself failed on rank 1"}, "not-checked"),
+        ({"mode": "dp", "why": f"{CUT_OFF} 4, which is no hang: "}, "not-checked"),
+        ({"mode": "sim", "why": f"{CUT_OFF} 4, which is no hang: "}, "not-checked"),
+        ({"mode": "dp", "why": "x", "faults": (_OWN,)}, "not-checked"),
+        # What DistributedDataParallel decides.
+        ({"mode": "dp", "why": "DataParallel: x", "faults": (FAULT,)}, "equivalent"),
+        ({"mode": "sim", "why": "the target uses a collective"}, "equivalent"),
+    ],
+)
+def test_run_that_was_not_judged_makes_no_pass_unless_other_modes_stand_for_it(
+    changes: dict[str, Any], verdict: str
+) -> None:
+    equal = Run(mode="ddp", world_size=2, verdict="equivalent")
+    left = Run(world_size=4, verdict="not-checked", **changes)
+    assert acceptance.verdict([equal, left], []) == verdict
+    differs = replace(sample.divergent_run(), mode="ddp")
+    known = replace(_finding(SLUG, 0), accepted="by design")
+    assert acceptance.verdict([differs, left], [known]) == verdict
+    assert acceptance.verdict([differs, left], []) == "divergent"
 
 
 def test_slugs_that_cover_more_are_those_of_rules() -> None:
