@@ -240,6 +240,44 @@ def _check(
     asked = dataclasses.replace(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
+    try:
+        report = _compared(pool, script, known, asked, progress, fails=bool(faults))
+    except (UsageError, CannotCheckError) as error:
+        why = _why_unchecked(error)
+        if why is None:
+            raise
+        # What the script's own training shows is found all the same.
+        unchecked = reporting.unchecked(_ref(script, known), why, 1)
+        report = _with_more(unchecked, script, recordings, endings, options)
+        if report.verdict != "divergent":
+            raise
+        return report
+    return _with_more(report, script, recordings, endings, options)
+
+
+def _compared(
+    pool: Pool,
+    script: Script,
+    known: Known,
+    options: Options,
+    progress: Silent,
+    *,
+    fails: bool,
+) -> Report:
+    """Returns the report on the ranks against the single process, on the same batches.
+
+    Args:
+        pool: that makes the runs.
+        script: to check.
+        known: of it, from the recordings of its ranks.
+        options: with one world size, and the steps that are known.
+        progress: shows the current phase.
+        fails: whether ranks failed while they were recorded.
+
+    Raises:
+        UsageError: as `checking.check`.
+        CannotCheckError: the batches of the single process are not known.
+    """
 
     def checked(known: Known, *, diagnoses: bool = True) -> Report:
         session = Session(pool, _ref(script, known))
@@ -248,7 +286,7 @@ def _check(
                 report = checking.check(
                     pool,
                     session.ref,
-                    asked,
+                    options,
                     session=session,
                     progress=progress,
                     diagnoses=diagnoses,
@@ -256,7 +294,7 @@ def _check(
             _check_calls(script, known, session, report)
             return report
         finally:
-            pool.retire(world_size)
+            pool.retire(known.world_size)
             pool.retire(SOLO)
 
     def checked_with(changed: Known) -> Report | None:
@@ -268,13 +306,21 @@ def _check(
     report = checked(known, diagnoses=not known.shards)
     if known.shards:
         whole = dataclasses.replace(known, keeps_whole=True)
-        report = sharded.explained(report, lambda: checked_with(whole))
-    elif known.draws and not faults and _has_faults(report):
+        return sharded.explained(report, lambda: checked_with(whole))
+    if known.draws and not fails and _has_faults(report):
         # Rows of a batch are no batch where its padding is used, as of sequences that
         # are packed.
         again = checked_with(dataclasses.replace(known, collates_shards=True))
-        report = report if again is None or _has_faults(again) else again
-    return _with_more(report, script, recordings, endings, options)
+        return report if again is None or _has_faults(again) else again
+    return report
+
+
+def _why_unchecked(error: UsageError | CannotCheckError) -> str | None:
+    """Returns why a script that trains cannot be checked, None for other errors."""
+    if isinstance(error, CannotCheckError):
+        return str(error)
+    is_of_script = error.problem.slug in ("script-fails", "target-raises")
+    return error.problem.message if is_of_script else None
 
 
 def _endings(pool: Pool, script: Script, recordings: Recordings, asked: int) -> Endings:
@@ -547,6 +593,10 @@ def _with_more(
     table = script_data.table(ranks, single)
     if endings.are_regular and (late := script_data.unfinished(ranks, single)):
         new.append(dataclasses.replace(late, runs=(len(runs),)))
+        runs.append(_failed_run(recordings, [], report))
+    agree = all(run.ranks_agree for run in report.runs)
+    if agree and not faults and (apart := script_data.apart(ranks)):
+        new.append(dataclasses.replace(apart, runs=(len(runs),)))
         runs.append(_failed_run(recordings, [], report))
     others = script_verdicts.sound(
         report.findings,

@@ -679,6 +679,19 @@ def test_last_batch_left_out_in_every_pass_is_silent(is_new: bool) -> None:  # n
     assert "data/epoch-desync" not in found
 
 
+def test_rank_that_ends_all_its_passes_before_another_is_uneven() -> None:
+    # It has begun the second one alone, and is at its end when the other one waits.
+    long = Process(replace(PLAIN, samples=9)).train(range(9))
+    long.train(range(9), whole=False, hangs=True)
+    short = Process(replace(PLAIN, samples=8)).train(range(8)).train(range(8))
+    one = Process(replace(RANDOM, samples=17), batch=8)
+    one.train(order(5, 17)).train(order(6, 17))
+    every = [long.events, short.events]
+    assert "data/uneven-batches" in slugs(every, one.events)
+    assert "data/epoch-desync" not in slugs(every, one.events)
+    assert "data/epoch-desync" in slugs(every, one.events, finished=True)
+
+
 # data/epoch-desync
 
 

@@ -80,3 +80,37 @@ def test_schedule_that_ranks_finish_is_no_finding(
     ranks: list[Updated], single: list[Updated]
 ) -> None:
     assert script_data.unfinished([ranks] * 2, single) is None
+
+
+def _decided(rates: Sequence[float], weights: Sequence[str]) -> list[Updated]:
+    """Returns the updates of a rank with these learning rates and weights."""
+    groups = [(({"lr": rate},),) for rate in rates]
+    return [
+        Updated(step=step, updates=1, groups=own, weights=weights[step])
+        for step, own in enumerate(groups)
+    ]
+
+
+def test_learning_rate_that_each_rank_decides_is_a_finding() -> None:
+    ranks = _decided([0.1, 0.1, 0.1], "aab"), _decided([0.1, 0.05, 0.05], "aac")
+    found = script_data.apart(ranks)
+    assert found is not None
+    assert (found.slug, found.facts) == (
+        "sync/control-desync",
+        ("lr after update 2 of the script: 0.1, 0.05",),
+    )
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (_decided([0.1, 0.1], "ab"), _decided([0.1, 0.1], "ac")),
+        (_decided([0.1, 0.2], "ab"), _decided([0.1, 0.1], "ab")),
+        (_decided([0.1, 0.2], "ab"), _decided([0.1, 0.1], "cd")),
+        (_decided([0.1, 0.2], ["", ""]), _decided([0.1, 0.1], ["", ""])),
+    ],
+)
+def test_ranks_whose_weights_do_not_part_by_it_are_no_finding(
+    ranks: tuple[list[Updated], ...],
+) -> None:
+    assert script_data.apart(ranks) is None

@@ -922,6 +922,24 @@ def Row(*shape):
     )
 
 
+BUCKETS = """
+lengths = [2 + i // 8 for i in range(48)]
+data = [(torch.randn(length, 6), torch.randn(3)) for length in lengths]
+batches = [range(start, start + 8) for start in range(0, 40, 8)][RANK::WORLD_SIZE]
+for x, y in DataLoader(data, batch_sampler=batches):
+    update(x.sum(1), y)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_are_found_where_their_batches_cannot_be_joined(
+    here: Terminal,
+) -> None:
+    checked = _check(here, "--timeout-s", "20", _script(here, BUCKETS))
+    assert (checked.ended.exit_code, checked.slug) == (1, "data/uneven-batches")
+    assert "cannot be joined" in checked.ended.stdout
+
+
 def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     name = _script(terminal, "\nfor x, y in loader_of(data):\n    model(x)\n")
     ended = terminal.run("run", name)

@@ -5,7 +5,7 @@ Not here: the recording of events (run/script/), the check (checking/scripts.py)
 """
 
 from ddpcheck.diagnose.script_data.judge import findings, not_compared
-from ddpcheck.diagnose.script_data.schedules import follows_passes, unfinished
+from ddpcheck.diagnose.script_data.schedules import apart, follows_passes, unfinished
 from ddpcheck.diagnose.script_data.table import table
 
-__all__ = ["findings", "follows_passes", "not_compared", "table", "unfinished"]
+__all__ = ["apart", "findings", "follows_passes", "not_compared", "table", "unfinished"]

@@ -158,10 +158,20 @@ def _lengths(each: Lanes, *, finished: bool) -> Finding | None:
             continue
         first = next(r for r in short if len(passes[r].drawn) == least)
         ahead = each.ranks[first][number + 1 :]
-        if ahead and ahead[0].drawn:
+        is_over = not finished and _has_fewer(each, first, longer[0])
+        if ahead and ahead[0].drawn and not is_over:
             return _desync(each, number, first, longer[0])
         return None if finished else _uneven(passes, number, first, longer[0])
     return None
+
+
+def _has_fewer(each: Lanes, rank: int, other: int) -> bool:
+    """Returns whether a rank is at the end of all its passes, and another still draws.
+
+    Until then it has begun each pass too early: it is a pass of another length.
+    """
+    counts = [sum(len(p.drawn) for p in each.ranks[r]) for r in (rank, other)]
+    return each.ranks[rank][-1].is_whole and counts[0] < counts[1]
 
 
 def _goes_on(one: Pass, least: int, finished: bool) -> bool:  # noqa: FBT001

@@ -1,9 +1,9 @@
-"""Schedules of a script whose ranks have batches of their own size.
+"""The numbers of a script's optimizers, update by update: schedules and decisions.
 
-There an update has the samples of W updates of the single process, and a pass has 1/W
-of its updates. A schedule that is made for the passes then has other numbers, update by
-update, and is right; one that is made for the single process's updates does not get to
-its end.
+Where ranks have batches of their own size, an update has the samples of W updates of
+the single process, and a pass has 1/W of its updates. A schedule that is made for the
+passes then has other numbers, update by update, and is right; one that is made for the
+single process's updates does not get to its end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.report.data import Finding, Fix
 from ddpcheck.run.script.events import Updated
 
@@ -53,6 +54,49 @@ def grows(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> bool:
     """Returns whether an update of W ranks has W times the samples of one process."""
     every = [_usual_rows(events) for events in (*ranks, single)]
     return len(ranks) > 1 and every[0] > 0 and len(set(every)) == 1
+
+
+def apart(ranks: Sequence[Sequence[Any]]) -> Finding | None:
+    """Returns the finding on ranks that update their weights with other numbers.
+
+    Only where their weights differ after that: each rank may decide on numbers of its
+    own, and all come to the same.
+
+    Args:
+        ranks: the events of each rank.
+    """
+    each = [[e for e in own if isinstance(e, Updated)] for own in ranks]
+    for step, updates in enumerate(zip(*each, strict=False)):
+        for number, place, name in sorted(set.intersection(*map(_names, updates))):
+            values = [update.groups[number][place][name] for update in updates]
+            if not all(_close(values[0], value) for value in values):
+                return _apart(step, name, values) if _part(each, step) else None
+    return None
+
+
+def _part(each: Sequence[Sequence[Updated]], step: int) -> bool:
+    """Returns whether weights are the same before a step, and differ later on."""
+    alike = [
+        len({update.weights for update in updates}) == 1
+        for updates in zip(*each, strict=False)
+    ]
+    return all(alike[:step]) and not all(alike)
+
+
+def _apart(step: int, name: str, values: Sequence[float]) -> Finding:
+    return Finding(
+        slug="sync/control-desync",
+        link="update",
+        runs=(),
+        summary=f"the ranks update their weights with different numbers: {name} is "
+        "decided from per-rank numbers",
+        facts=(f"{name} after update {step + 1} of the script: {listed(values)}",),
+        fix=Fix(
+            text="all-reduce the number that decides, so that all ranks make the same "
+            "decision",
+            code="dist.all_reduce(metric)\nmetric /= dist.get_world_size()",
+        ),
+    )
 
 
 def unfinished(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> Finding | None:
