@@ -435,6 +435,7 @@ class Recordings:
             draws=draws,
             has_all=self._has_all(),
             shards=any(one.shards for one in built),
+            places=built[0].places if built else (),
         )
 
     def wants_devices(self) -> bool:

@@ -37,7 +37,8 @@ class Known:
     `collates_shards`: a shard is collated anew, of its samples; else it has rows of the
     global batch.
     `shards`: the model is sharded by `fully_shard`; with `keeps_whole` it is not, and
-    DistributedDataParallel averages the gradients in its place.
+    DistributedDataParallel averages the gradients in its place. `places`: lines of the
+    script by what they do, see run/script/driver.py.
     """
 
     folder: str
@@ -52,6 +53,7 @@ class Known:
     collates_shards: bool = False
     shards: bool = False
     keeps_whole: bool = False
+    places: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

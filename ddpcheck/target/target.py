@@ -79,6 +79,7 @@ class Target:
     path: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     is_script: bool = False  # its hooks run a training script, which does all by itself
+    places: dict[str, str] = field(default_factory=dict)  # lines of a script by key
     split: int = 1  # batches of a single process for one of a rank, in a script's step
 
     def build(self) -> Any:

@@ -376,12 +376,16 @@ GOOD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """How a check ended, and its first finding."""
+    """How a check ended, and its first finding.
+
+    `line`: the line of the script that the finding is about.
+    """
 
     ended: Ended
     slug: str | None
     summary: str
     compared: bool
+    line: str
 
     @property
     def shown(self) -> str:
@@ -402,7 +406,15 @@ def _check(terminal: Terminal, *arguments: str) -> Checked:
         slug=first.get("slug"),
         summary=first.get("summary", ""),
         compared=bool(compared) and all(compared),
+        line=_line(terminal.folder, first.get("where")),
     )
+
+
+def _line(folder: Path, where: str | None) -> str:
+    file, _, number = (where or "").rpartition(":")
+    if not file:
+        return ""
+    return (folder / file).read_text("utf-8").splitlines()[int(number) - 1].strip()
 
 
 def _script(terminal: Terminal, *parts: str) -> str:
@@ -447,6 +459,25 @@ def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     checked = _check(here, _script(here, text, code))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "loss/sum-reduction"
+    assert "(x)" in checked.line, checked.line  # where the model is called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss", ["mse_loss(model.module(x), y)", "mse_loss(model.module.forward(x), y)"]
+)
+def test_line_that_goes_past_the_wrapper_is_named(loss: str, here: Terminal) -> None:
+    code = f"""
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    loss = {loss}
+    loss.backward()
+    optimizer.step()
+"""
+    checked = _check(here, _script(here, code))
+    assert (checked.ended.exit_code, checked.slug) == (1, "ddp/forward-bypassed")
+    is_called = "module(" in loss
+    assert checked.line == (f"loss = {loss}" if is_called else "loss.backward()")
 
 
 @pytest.mark.slow
@@ -630,6 +661,7 @@ def test_schedule_of_the_passes_is_accepted_and_that_of_one_process_is_not(
     here.write(setup + PASSES.replace("LENGTH", "DataLoader(data, 4)"), "train.py")
     checked = _check(here, "train.py")
     assert (checked.ended.exit_code, checked.slug) == (1, "sync/control-desync")
+    assert checked.line == "optimizer.step()"
 
 
 SUMS = """
@@ -840,6 +872,7 @@ def test_own_batch_sampler_whose_epoch_is_not_set_is_divergent(
     checked = _check(terminal, _script(terminal, OWN_SAMPLER))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "data/sampler-epoch"
+    assert checked.line == "for x, y in loader:"
 
 
 UNUSED = """

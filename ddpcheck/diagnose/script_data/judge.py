@@ -50,10 +50,13 @@ def findings(
     found: dict[str, Finding] = {}
     parts = cut_by_hand(ranks)
     for each in lanes(ranks, single):
-        number = each.ranks[0][0].loader.number
+        loader = each.ranks[0][0].loader
         for one in _of(each, cut=parts, finished=finished):
-            evidence = Evidence(**{**one.evidence, "loader": number})
-            found.setdefault(one.slug, dataclasses.replace(one, evidence=evidence))
+            evidence = Evidence(**{**one.evidence, "loader": loader.number})
+            placed = dataclasses.replace(
+                one, evidence=evidence, where=loader.where or None
+            )
+            found.setdefault(one.slug, placed)
     return sorted(found.values(), key=lambda one: _ORDER.index(one.slug))
 
 

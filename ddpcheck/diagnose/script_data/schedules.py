@@ -8,6 +8,7 @@ single process's updates does not get to its end.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.report.data import Finding, Fix
-from ddpcheck.run.script.events import Updated
+from ddpcheck.run.script.events import Built, Updated
 
 _LEAST = 3  # updates of ranks with which a schedule is known
 _END, _FAR = 0.02, 0.2  # parts of the largest learning rate: at the end, far from it
@@ -119,8 +120,15 @@ def unfinished(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> Finding
         same = all(_close(scale * a, b) for a, b in zip(one, many, strict=False))
         ends = min(one[-2:]) <= _END * max(one)
         if is_shorter and same and ends and many[-1] >= _FAR * max(many):
-            return _unfinished(many, one, world)
+            found = _unfinished(many, one, world)
+            return dataclasses.replace(found, where=_place_of_updates(ranks[0]))
     return None
+
+
+def _place_of_updates(events: Sequence[Any]) -> str | None:
+    """Returns the line of the script that makes the updates."""
+    built = (dict(e.places) for e in events if isinstance(e, Built))
+    return next(built, {}).get("optimizer")
 
 
 def _unfinished(many: Series, one: Series, world: int) -> Finding:

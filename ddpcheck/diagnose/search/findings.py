@@ -20,6 +20,8 @@ from ddpcheck.run.spec import RunSpec
 
 UNKNOWN = unknown.SLUG
 
+# What lines of a script do; a target file has no such parts.
+_OF_SCRIPT = ("forward", "backward")
 # Optimizers that divide a factor of the gradient out.
 _ADAPTIVE = (
     "Adam",
@@ -155,14 +157,14 @@ def place_of_unknown(session: Session, spec: RunSpec, case: Case) -> str | None:
 def _place_keys(link: str, module: str | None) -> tuple[str, ...]:
     """Returns what to look up for a finding's place, the best first."""
     if module is not None:
-        return (f"module {module}",)
+        return (f"module {module}", "forward")
     if link == "loss":
-        return ("loss", "train_step")
+        return ("loss", "train_step", *_OF_SCRIPT)
     if link == "data":
         return ("train_step", "batch")
     if link in ("reduce", "backward"):
-        return ("train_step", "wrap")
-    return ("train_step", "optimizer") if link == "update" else ()
+        return ("train_step", *_OF_SCRIPT, "wrap")
+    return ("train_step", "optimizer") if link == "update" else ("forward",)
 
 
 def modules(case: Case) -> list[ModuleRow]:

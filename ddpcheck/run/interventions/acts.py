@@ -7,17 +7,14 @@ value is the line at which the user's file is wrong.
 from __future__ import annotations
 
 import linecache
-import sys
 from pathlib import PurePath
-from types import FrameType
 
-from ddpcheck.errors import code_origin
 from ddpcheck.run.facts import Act
 from ddpcheck.run.intervention import Switch
+from ddpcheck.run.process import callers
 
 _MOST = 8  # acts of one run
 _WIDTH = 60  # of a line of code in a sentence
-_FRAMES = 40
 
 
 class Acts:
@@ -33,7 +30,7 @@ class Acts:
             by: the switch, or the class of the intervention.
             value: what the line gets on this rank without the intervention.
         """
-        place = _line_of_user()
+        place = callers.line_of_user()
         if place is None or len(self.noted) == _MOST:
             return
         file, line = place
@@ -45,26 +42,6 @@ class Acts:
         )
         if all((act.by, act.place) != (known.by, known.place) for known in self.noted):
             self.noted.append(act)
-
-
-def _line_of_user() -> tuple[str, int] | None:
-    """Returns the file and the line of the innermost frame of user code.
-
-    That of its caller for a function that only returns what it asks for.
-    """
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
-    found = None
-    for _ in range(_FRAMES):
-        if frame is None:
-            break
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        if code_origin.is_users(file):
-            if found is None or linecache.getline(*found).lstrip().startswith("return"):
-                found = file, line
-            else:
-                break
-        frame = frame.f_back
-    return found
 
 
 def _shortened(code: str) -> str:

@@ -46,6 +46,7 @@ def load(script: Script, known: Known) -> Target:
         optimizer=hooks.optimizer,
         train_step=_Step(hooks),
         is_script=True,
+        places=dict(known.places),
         split=known.split,
     )
 

@@ -77,10 +77,15 @@ class Calls:
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns what a module is called with."""
+        if torch.is_grad_enabled() and self._is_model(module):
+            self._driver.passes("forward")
         watched = self._wrappers or self._models  # inside a wrapper, its call counts
         if not torch.is_grad_enabled() or not _is_among(module, watched):
             return args, kwargs
         return self._given(args, kwargs) or (args, kwargs)
+
+    def _is_model(self, module: nn.Module) -> bool:
+        return module is self._driver.wrapping or _is_among(module, self._models)
 
 
 _current: list[Calls] = []  # of the run of the script in progress

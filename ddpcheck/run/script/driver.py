@@ -35,7 +35,7 @@ from ddpcheck.errors import code_origin
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model.whole import is_part
-from ddpcheck.run.process import isolation
+from ddpcheck.run.process import callers, isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
 from ddpcheck.target.script import Script
 
@@ -56,7 +56,9 @@ class Driver:
     `optimizers` are those that it has built, in order. `wrapping` is the module that
     it is about to wrap, `wrapped` the wrapper; `shards`: it calls `fully_shard`.
     `updates`: steps of optimizers since the last stop at a draw; it is for the caller
-    to set back. With `keeps_whole` it shards nothing: see `sharded`.
+    to set back. With `keeps_whole` it shards nothing: see `sharded`. `places`: the line
+    of the script, as "train.py:40", at which something first happens: "wrap",
+    "forward", "backward" and "optimizer" (a step of one).
     """
 
     # Whether a script has made the group of this process, which is of one: it stays
@@ -72,6 +74,7 @@ class Driver:
         self.wrapping: nn.Module | None = None
         self.wrapped: nn.Module | None = None
         self.updates = 0
+        self.places: dict[str, str] = {}
         self.on_optimizer: Callable[[], None] = lambda: None
         self.on_wrapped: Callable[[nn.Module], None] = lambda _: None
         self.stops_at_draws = True  # also at those without an update before
@@ -154,6 +157,18 @@ class Driver:
             frame = frame.f_back
         return found
 
+    def line(self) -> str:
+        """Returns the line of the script that runs, "" where none does."""
+        found = callers.line_of_user()
+        if found is None:
+            return ""
+        return f"{os.path.relpath(found[0], self.script.folder)}:{found[1]}"
+
+    def passes(self, what: str) -> None:
+        """Notes the line that does `what`, where it is the first."""
+        if what not in self.places and (line := self.line()):
+            self.places[what] = line
+
     def before_draw(self) -> None:
         """Stops where the script draws a batch, if a step ends there."""
         if self.stops_at_draws or self.updates:
@@ -190,7 +205,10 @@ class Driver:
         )
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        self.updates += not is_empty(optimizer)
+        is_update = not is_empty(optimizer)
+        self.updates += is_update
+        if is_update:
+            self.passes("optimizer")
 
     def _optimizer_init(self, init: Callable[..., None]) -> Callable[..., None]:
         def noticing(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -207,6 +225,7 @@ class Driver:
                 self.on_wrapped(wrapper)
                 return
             self.wrapping = module
+            self.passes("wrap")
             self.stop("wrapping")
             # The check may have put something around it: the current one is called.
             DistributedDataParallel.__init__(wrapper, module, *args, **kw)
@@ -223,6 +242,7 @@ class Driver:
                 model = sharded.root_of(first)
                 if sharded.has_values(model):  # else it is known when it is trained
                     self.wrapping = model
+                    self.passes("wrap")
                     self.stop("wrapping")
             make = sharded.keep_whole if self.keeps_whole else shard
             made = make(module, **sharded.options(kwargs))

@@ -20,7 +20,7 @@ class Loader:
 
     `batches` and `samples` are the lengths of the loader and of its data set, None
     where they have none. `sampler`: its class; `replicas`: over how many ranks it
-    shards, None where it does not.
+    shards, None where it does not. `where`: the line that begins the pass, or "".
     """
 
     number: int
@@ -33,6 +33,7 @@ class Loader:
     shuffles: bool
     replicas: int | None
     is_iterable: bool
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,12 @@ class Built:
     """What the script has built, when its first step ends.
 
     `model`: the class and the parameter names of what was wrapped, or None. `shards`:
-    whether fully_shard cut the model.
+    whether fully_shard cut the model. `places`: lines of the script, see Driver.
     """
 
     model: tuple[str, tuple[str, ...]] | None
     shards: bool
+    places: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

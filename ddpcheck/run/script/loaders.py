@@ -199,7 +199,8 @@ class Recorder:
 
     def begin(self, loaders: Loaders, loader: Any, number: int, turn: int) -> Any:
         """Returns an iterator that yields what the loader does."""
-        self.emit(describe(loader, number, turn))
+        told = describe(loader, number, turn)
+        self.emit(dataclasses.replace(told, where=self.driver.line()))
         own = vars(loader)
         changed: dict[str, Any] = {}
         if _has_own_collate(loader):

@@ -24,6 +24,7 @@ from ddpcheck.ranks import sharing
 from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
+from ddpcheck.run.interventions.gradients import backwards
 from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import CALLS, Built, Updated
@@ -108,7 +109,11 @@ class _Recording:
 
     def _run(self) -> Recorded:
         done, driver = 0, self.driver
-        with self.loaders.watched(), sharing.taken_by(self.recorder.share):
+        with (
+            self.loaders.watched(),
+            sharing.taken_by(self.recorder.share),
+            backwards.outermost(self._backward),
+        ):
             while True:
                 is_over = driver.resume() == "ended"
                 if driver.updates and (is_over or driver.stopped == "draw"):
@@ -132,6 +137,10 @@ class _Recording:
             modules=tuple(preload.installed()),
         )
 
+    def _backward(self, backward: Any, *args: Any, **kwargs: Any) -> None:
+        self.driver.passes("backward")
+        backward(*args, **kwargs)
+
     @property
     def draws(self) -> bool:
         """Whether the script has drawn batches that are seen."""
@@ -150,7 +159,8 @@ class _Recording:
         if not step:
             model = driver.wrapping
             built = signature(model) if model is not None else None
-            self.context.emit(Built(model=built, shards=driver.shards))
+            places = tuple(driver.places.items())
+            self.context.emit(Built(model=built, shards=driver.shards, places=places))
         if step < self.steps:
             self._write(step)
         self.context.emit(

@@ -25,17 +25,20 @@ MODULE = "module "
 def find(context: Context, *, ref: TargetRef, keys: tuple[str, ...]) -> str | None:
     """Returns "file.py:line" of the first key that has a place.
 
-    Keys: names of the target's file ("loss", "train_step"), "module NAME".
+    Keys: names of the target's file ("loss", "train_step"), "module NAME", or what a
+    line of a script does ("forward", see run/script/driver.py).
     """
     del context
     with borrowed(ref) as target, isolation.isolated():
         for key in keys:
+            if key in target.places:
+                return target.places[key]
             if key.startswith(MODULE):
                 made = user_code.model(target, RunSpec(mode=SINGLE.name), seed=0)
                 name = key.removeprefix(MODULE)
                 thing: Any = type(nn.Module.get_submodule(made, name))
             else:
-                thing = getattr(target, key)
+                thing = getattr(target, key, None)
             place = _place(thing)
             if place:
                 return place
