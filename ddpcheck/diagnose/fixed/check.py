@@ -27,7 +27,7 @@ from ddpcheck.run.session.session import CannotCheckError, Session, crew_of
 from ddpcheck.run.spec import RunOutcome, RunSpec
 from ddpcheck.target import importing
 
-_MOST_DRAFTS = 2  # that are run: a diagnosis may take a third longer
+_MOST_DRAFTS = 3  # that are run: most fixes have one or two
 _MOST_RANKS = 4  # of a world size that nobody asked for
 _MOST_HERE = 8  # of a launcher's ranks, all on this machine
 _MOST_CAUSES = 4  # of which each is left out once

@@ -6,6 +6,7 @@ user's file by its path, has all its names, and defines again only what changes.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -108,7 +109,7 @@ def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Writt
     file = ref.path or ref.source
     assert file is not None
     if draft.around and not facts.has_train_step:
-        _spread(draft, facts)
+        draft = _spread(draft, facts)
     path = Path(file).resolve()
     folder, module = importing.place(path)
     names = dict(ref.names)
@@ -159,8 +160,9 @@ def _order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
 
 
-def _spread(draft: Draft, facts: Facts) -> None:
-    """Puts what is around a step around what ddpcheck's own step calls."""
+def _spread(draft: Draft, facts: Facts) -> Draft:
+    """Returns it with what is around a step around what ddpcheck's own step calls."""
+    draft = dataclasses.replace(draft)
     for context in draft.around:
         draft.before_wrap += f"model.forward = {context}(model.forward)\n"
         draft.optimizer += (
@@ -170,6 +172,7 @@ def _spread(draft: Draft, facts: Facts) -> None:
         draft.loss = "\n".join(
             _within(draft.around, draft.loss or "value = {loss}(output, target)")
         )
+    return draft
 
 
 def _within(contexts: Sequence[str], code: str) -> list[str]:

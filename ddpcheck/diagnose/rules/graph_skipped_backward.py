@@ -11,6 +11,7 @@ from ddpcheck.diagnose.facts.faults import (
     skipped_in,
 )
 from ddpcheck.diagnose.facts.text import in_group, listed
+from ddpcheck.diagnose.proposal import tried
 from ddpcheck.run.intervention import Switch
 
 SLUG = "graph/skipped-backward"
@@ -25,7 +26,7 @@ def detect(case: Case) -> Proposal | None:
     step = skipped_in(case)
     if step is None or rows.are_used_up(case, step):
         return None  # stopped before its backward, or without a batch left
-    return Proposal(
+    found = Proposal(
         summary="a rank skips a backward that the others run: they wait for its "
         "gradients, or receive those of its next step",
         facts=(
@@ -36,6 +37,7 @@ def detect(case: Case) -> Proposal | None:
         code=in_group("dist.all_reduce(skip, dist.ReduceOp.MAX)")
         + "\nif not skip:  # all decide alike\n    loss.backward()",
         evidence={"ranks": rank_table.rows(case)},
-        fixes=(Switch.MEAN_OF_NUMBERS,),
         needs_no_proof=True,
     )
+    # The mean of a few counts may be rounded to 0.
+    return tried(found, [(Switch.MEAN_OF_NUMBERS,), (Switch.SUM_OF_NUMBERS,)])

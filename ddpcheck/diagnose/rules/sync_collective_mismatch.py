@@ -18,7 +18,8 @@ from ddpcheck.diagnose.facts.faults import (
 )
 from ddpcheck.diagnose.facts.text import listed
 from ddpcheck.diagnose.facts.unused import unused_parameters
-from ddpcheck.run.intervention import Switch
+from ddpcheck.diagnose.proposal import tried
+from ddpcheck.run.intervention import Interventions, Switch
 
 SLUG = "sync/collective-mismatch"
 LINK = "reduce"
@@ -46,7 +47,7 @@ def detect(case: Case) -> Proposal | None:
         index = min(counts)
     if skipped_in(case) is not None:
         return None  # graph/skipped-backward: matched with those of its next step
-    return Proposal(
+    found = Proposal(
         summary="the ranks do not call the same collectives: a collective of one "
         "rank is matched with a different one of the others",
         facts=(
@@ -57,7 +58,18 @@ def detect(case: Case) -> Proposal | None:
         fix="call the same collectives in the same order on all ranks, with zeros "
         "if a rank has nothing to contribute",
         evidence={"ranks": rank_table.rows(case), "collective": index + 1},
+        needs_no_proof=True,
     )
+    return tried(found, _attempts(counts))
+
+
+def _attempts(counts: list[int]) -> list[Interventions]:
+    """Returns what would make the ranks call the same collectives.
+
+    A rank decides by a number of its own samples, or by its own number.
+    """
+    by_rank = counts[0] not in counts[1:] and len(set(counts[1:])) == 1
+    return [(Switch.SUM_OF_NUMBERS,), *[(Switch.FIRST_RANK,)][: int(by_rank)]]
 
 
 def _waits_for_parameters(case: Case) -> bool:

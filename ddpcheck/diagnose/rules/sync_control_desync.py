@@ -140,6 +140,10 @@ def _of_update(case: Case, step: int, decided: str | None) -> Proposal:
         needs_no_proof=decided == "updates",
         speculative=decided is None,
     )
+    if decided == "numbers":
+        # What decides on the learning rate may decide on a loss scale as well.
+        other = replaced(proposal, fixes=(Switch.MEAN_OF_NUMBERS,))
+        return replaced(proposal, fallback=other)
     if decided is not None:
         return proposal
     return replaced(proposal, fallback=_of_the_rank(case))

@@ -140,6 +140,10 @@ DECISIONS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
         "sync/step-size-by-the-own-loss",
         (Switch.MEAN_OF_NUMBERS,),
     ),
+    "counts-that-a-loss-reads": (
+        "sync/points-counted-where-a-rank-has-any",
+        (Switch.SUM_OF_NUMBERS,),
+    ),
     "first-rank-in-a-step": (
         "sync/momentum-restored-on-the-first-rank",
         (Switch.FIRST_RANK,),
@@ -179,6 +183,10 @@ SAMPLES: dict[str, tuple[str, tuple[Intervention, ...]]] = {
     ),
     "state-of-a-forward": (
         "state/centre-of-the-shard-beside-stacked-views",
+        (Substitute(boundary="state", names=("",)),),
+    ),
+    "rows-that-a-forward-keeps": (
+        "state/queue-of-the-keys-of-the-shard",
         (Substitute(boundary="state", names=("",)),),
     ),
     "state-in-a-hook": (
@@ -301,6 +309,7 @@ QUICK = (
     "after-backward",
     "hooks-of-a-model",
     "numbers-that-are-read",
+    "counts-that-a-loss-reads",
     "first-rank-in-a-model",
     "weights-before-a-step",
     "state-of-a-forward",
@@ -328,6 +337,11 @@ def test_file_of_a_kind_trains_as_the_single_process(
         if worst[-1] < ROUNDING:
             return
     pytest.fail(f"no file trains as the single process: {worst}")
+
+
+def test_attempts_that_make_one_file_are_one_draft() -> None:
+    path = programs()["sync/points-counted-where-a-rank-has-any"].path
+    assert len(_texts("any", path, (Switch.SUM_OF_NUMBERS,))) == 1
 
 
 @pytest.mark.parametrize(

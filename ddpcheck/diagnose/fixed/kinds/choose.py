@@ -57,7 +57,7 @@ _FAMILIES = (
     counts.add,
     shards.add,
 )
-_ATTEMPTS = 2
+_ATTEMPTS = 3
 
 
 def drafts(
@@ -104,7 +104,7 @@ def _candidates(
 def _drafts(
     fixes: Iterable[Intervention], facts: Facts, world_size: int, first: int = 0
 ) -> Iterator[Draft]:
-    """Yields the draft of the first attempt, and of the second."""
+    """Yields the draft of each attempt."""
     for attempt in range(first, _ATTEMPTS):
         wanted = Wanted(
             fixes=tuple(fixes), facts=facts, world_size=world_size, attempt=attempt

@@ -12,7 +12,7 @@ from ddpcheck.run.intervention import Intervention, Substitute, Switch
 def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds what makes ranks decide alike."""
     if fix is Switch.MEAN_OF_NUMBERS or fix is Switch.SUM_OF_NUMBERS:
-        share_numbers(draft, sums=fix is Switch.SUM_OF_NUMBERS)
+        share_numbers(draft, wanted, sums=fix is Switch.SUM_OF_NUMBERS)
     elif fix is Switch.FIRST_RANK:
         act_as_first(draft, wanted)
     elif isinstance(fix, Substitute) and fix.boundary == "schedule":
@@ -20,20 +20,21 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     elif fix is Switch.GRADIENTS_AS_LEFT and not wanted.attempt:
         act_as_one(draft, wanted)
     elif fix is Switch.GRADIENTS_AS_LEFT:
-        share_numbers(draft, sums=False)
+        share_numbers(draft, wanted, sums=False)
     else:
         return False
     return True
 
 
 _NUMBERS = '''\
-READS = "item", "float", "int", "bool", "lt", "le", "gt", "ge"
+READS = "item", "float", "int", "bool", "lt", "le", "gt", "ge", "eq", "ne"
 
 
-class Shared(TorchFunctionMode):
+class Shared(TorchFunctionMode{also}):
     """Every number that the code reads of a tensor is the mean over ranks.
 
-    A condition holds if it holds on any rank.{of_counts} All ranks read equally often.
+    A condition holds if it holds on any rank.{of_counts}
+    All ranks read equally often.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -56,10 +57,15 @@ def shared(number):
 '''
 
 
-def share_numbers(draft: Draft, *, sums: bool) -> None:
+def share_numbers(draft: Draft, wanted: Wanted, *, sums: bool) -> None:
     """Reduces each number over ranks when it is read; `sums`: counts are added."""
     draft.imports.add("from torch.overrides import TorchFunctionMode")
+    also = ""
+    if not wanted.facts.has_train_step:  # it is put around forward and step()
+        also = ", contextlib.ContextDecorator"
+        draft.imports.add("import contextlib")
     draft.parts["Shared"] = _NUMBERS.format(
+        also=also,
         of_counts=" Counts are added." if sums else "",
         unless_count=" and number.is_floating_point()" if sums else "",
     )
@@ -101,7 +107,7 @@ def share_schedule(draft: Draft, wanted: Wanted) -> None:
     source = wanted.facts.source
     asks = re.search(r"get_rank|get_world_size|is_initialized", source)
     if bool(asks) == bool(wanted.attempt):
-        share_numbers(draft, sums=False)
+        share_numbers(draft, wanted, sums=False)
         return
     act_as_one(draft, wanted)
 

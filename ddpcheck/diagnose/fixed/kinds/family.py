@@ -14,7 +14,8 @@ from ddpcheck.run.intervention import Intervention
 class Wanted:
     """The fixes of one file: all of them, as one may say how another is made.
 
-    `attempt`: 1 where the file of attempt 0 did not train as the single process.
+    `attempt`: 1 where the file of attempt 0 did not train as the single process, 2
+    where that of attempt 1 did not either.
     """
 
     fixes: tuple[Intervention, ...]

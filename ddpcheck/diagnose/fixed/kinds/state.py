@@ -19,11 +19,12 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         return broadcast_after(draft, wanted)
     elif not isinstance(fix, Substitute) or fix.boundary not in _STATE:
         return False
+    elif wanted.attempt > 1 and fix.boundary == "state":
+        forward_all_samples(draft, wanted, fix.names)
     elif _is_of_samples(wanted):
         show_all_samples(draft, wanted)
     elif fix.boundary == "writes":
-        for name in fix.names:
-            gathers.gather_for_module(draft, wanted, GlobalModule(name=name))
+        forward_all_samples(draft, wanted, fix.names)
     elif fix.boundary == "state":
         merge_modules(draft, wanted, fix.names)
     else:
@@ -40,6 +41,12 @@ def show_all_samples(draft: Draft, wanted: Wanted) -> None:
         whole_steps.give_all_rows(draft, wanted)
     else:
         statistics.share_statistics(draft, wanted)
+
+
+def forward_all_samples(draft: Draft, wanted: Wanted, names: tuple[str, ...]) -> None:
+    """Gives the modules that write the state in forward the samples of all ranks."""
+    for name in names:
+        gathers.gather_for_module(draft, wanted, GlobalModule(name=name))
 
 
 _BROADCAST = '''\

@@ -141,7 +141,7 @@ def statistics_together(
 
 
 _READS = {"item", "bool", "float", "int"}
-_COMPARES = {"lt", "le", "gt", "ge"}
+_COMPARES = {"lt", "le", "gt", "ge", "eq", "ne"}
 
 
 class _SharedNumbers(FunctionMode):
