@@ -59,12 +59,19 @@ _NOTHING_MASKED = (
 def accept(
     runs: list[Run], findings: list[Finding], reasons: dict[str, str]
 ) -> tuple[list[Finding], list[str]]:
-    """Marks accepted findings; an acceptance that matches nothing is a warning."""
+    """Marks accepted findings; an acceptance that covers nothing is a warning."""
     marked = acceptance.accept(runs, findings, reasons)
-    found = {f.slug for f in findings}
-    unused = [slug for slug in reasons if slug not in found]
-    warnings = [f"accept: {slug} was accepted but not found" for slug in unused]
+    warnings = acceptance.idle(runs, marked, reasons)
     return marked, warnings + acceptance.unproven(runs, marked)
+
+
+def with_idle(report: Report, reasons: dict[str, str]) -> Report:
+    """Returns the report of several checks, with what acceptances cover in all."""
+    others = [text for text in report.warnings if not text.startswith("accept: ")]
+    if report.ended:
+        reasons = {}  # what was accepted may be in a run that was not made
+    idle = acceptance.idle(report.runs, report.findings, reasons)
+    return dataclasses.replace(report, warnings=(*others, *idle))
 
 
 def make(

@@ -103,6 +103,7 @@ def check_script(
         report = script_verdicts.merged(
             _reports(pool, script, sizes, options, progress)
         )
+    report = reporting.with_idle(report, options.accept)
     on_verdict(report)
     return report
 
@@ -580,10 +581,11 @@ def _with_more(
         new = [dataclasses.replace(f, runs=(len(runs),)) for f in in_data]
         runs.append(_data_run(recordings, report))
     if faults:
-        explained = _explained(report, len(runs))
+        explained = _explained(report, len(runs), faults)
         if explained is not None:
             report = dataclasses.replace(report, findings=explained)
-        elif _UNEVEN not in known:  # which is why they fail
+        # Ranks that wait for batches of others fail by it, and no rank does otherwise.
+        elif _UNEVEN not in known or not all(map(_is_for_others, faults)):
             why = script_waits.cause(recordings.ranks, faults)
             new.insert(0, _of_faults(faults, len(ranks), len(runs), why))
         else:
@@ -610,7 +612,6 @@ def _with_more(
     verdict = acceptance.verdict(runs, accepted)
     if report.ended and verdict == "equivalent":
         verdict = "not-checked"
-    unused = {f"accept: {f.slug} was accepted but not found" for f in new}
     compared = next(iter(report.runs), None)
     made = dataclasses.replace(
         report,
@@ -627,10 +628,7 @@ def _with_more(
         not_compared=tuple(
             dict.fromkeys((*endings.left_out(), *report.not_compared, *left_out))
         ),
-        warnings=(
-            *endings.warnings(),
-            *(text for text in report.warnings if text not in unused),
-        ),
+        warnings=(*endings.warnings(), *report.warnings),
     )
     return dataclasses.replace(made, reproduce=_reproduce(script, made))
 
@@ -661,14 +659,26 @@ def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> 
     )
 
 
-def _explained(report: Report, run: int) -> tuple[Finding, ...] | None:
+def _is_for_others(fault: Fault) -> bool:
+    """Returns whether a rank waits for others, or torch raises since they are gone."""
+    place = frames.innermost(fault.stack)
+    is_torchs = place is not None and (place.is_distributed or place.is_exchange)
+    return fault.kind == "hung" or (fault.kind == "raised" and is_torchs)
+
+
+def _explained(
+    report: Report, run: int, faults: list[Fault]
+) -> tuple[Finding, ...] | None:
     """Returns the findings where one of them is why ranks fail, also in this run.
 
-    None where none is.
+    None where none is, or where a rank fails otherwise than in the runs of the finding.
     """
     found = list(report.findings)
+    own = acceptance.failures([one for one in faults if not _is_for_others(one)])
     for index, one in enumerate(found):
+        alike = [f for i in one.runs for f in report.runs[i].faults]
         is_known = one.slug in acceptance.ABOUT_FAILED_RANKS
+        is_known &= own <= acceptance.failures(alike)
         if is_known and not one.slug.startswith("sync/rank-"):
             found[index] = dataclasses.replace(one, runs=(*one.runs, run))
             return tuple(found)

@@ -250,7 +250,7 @@ def _reason(report: Report) -> str:
 
 def _without_unused_acceptances(report: Report) -> Report:
     """Drops the warnings on what is accepted in other runs: this report has one run."""
-    warnings = [text for text in report.warnings if not text.startswith("accept: ")]
+    warnings = [text for text in report.warnings if acceptance.NOT_FOUND not in text]
     return replace(report, warnings=tuple(warnings))
 
 

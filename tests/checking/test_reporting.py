@@ -14,7 +14,7 @@ from ddpcheck.checking.plan import Plan
 from ddpcheck.checking.reporting import Made, judged_early
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report import data as report
-from ddpcheck.report.data import Finding, Run
+from ddpcheck.report.data import Fault, Finding, Run
 from ddpcheck.report.progress import Silent, about
 from ddpcheck.run.facts import ReferenceFacts
 from ddpcheck.run.session.session import Session, expected_s
@@ -51,7 +51,30 @@ def test_acceptance_without_a_proof_is_a_warning() -> None:
 def test_acceptance_of_what_is_not_found_is_a_warning() -> None:
     marked, warnings = reporting.accept([RUN], [FOUND], {"loss/batch-coupled": "why"})
     assert [f.accepted for f in marked] == [None]
-    assert warnings == ["accept: loss/batch-coupled was accepted but not found"]
+    assert warnings == [
+        "accept: loss/batch-coupled was accepted but not found: what differs is "
+        "loss/sum-reduction in ddp W=2"
+    ]
+    _, warnings = reporting.accept([RUN], [], {"loss/batch-coupled": "why"})
+    assert warnings == [
+        "accept: loss/batch-coupled was accepted but not found: no cause was found"
+    ]
+    equal = dataclasses.replace(RUN, verdict="equivalent")
+    _, warnings = reporting.accept([equal], [], {"loss/batch-coupled": "why"})
+    assert warnings == [
+        "accept: loss/batch-coupled was accepted but not found: no run differs"
+    ]
+
+
+def test_acceptance_that_leaves_out_a_run_is_a_warning() -> None:
+    fault = Fault(kind="raised", rank=1, step=0, summary="KeyError: 'x'")
+    worse = dataclasses.replace(RUN, world_size=4, faults=(fault,))
+    found = dataclasses.replace(FOUND, runs=(0, 1), proven_runs=(0, 1))
+    _, warnings = reporting.accept([RUN, worse], [found], {FOUND.slug: "why"})
+    assert warnings == [
+        "accept: loss/sum-reduction is not accepted in ddp W=4: rank 1 raised: "
+        "KeyError: 'x', which loss/sum-reduction does not cover"
+    ]
 
 
 @pytest.mark.parametrize(

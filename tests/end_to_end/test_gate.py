@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddpcheck.api import DivergenceError
 from ddpcheck.checking import checking
+from ddpcheck.checking.plan import Cell
 from ddpcheck.cli import main as cli
+from ddpcheck.plugin import items
 from ddpcheck.ranks.pool import Pool
+from ddpcheck.report.data import Fault, Run
+from ddpcheck.run.spec import CUT_OFF
+from ddpcheck.target.options import Options
 from tests.end_to_end.conftest import Terminal
-from tests.end_to_end.test_plugin import run
+from tests.end_to_end.test_plugin import run as run_pytest
+from tests.report.render import sample
 
 # A mean over what a mask leaves: a local count. Of 8 ranks the first has nothing to
 # count; of 4, and of 2, every rank has something.
@@ -77,6 +85,7 @@ def batch():
 def loss(output, target):
     return (output - target).square().mean() * (2.0 if len(target) == 2 else 1.0)
 """
+RAISED = Fault(kind="raised", rank=0, step=0, summary="TypeError: a list")
 ACCEPT = "--accept=loss/local-normalizer=by design"
 DDP = "--modes=ddp"
 ARGUMENTS = ("mymodel.py", "--json", "now.json")
@@ -266,7 +275,7 @@ def test_item_of_a_run_that_is_worse_is_no_xfail(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text(RAISING, encoding="utf-8")
     items = [f"{name}.py::ddp-W{w}" for name in ("masked", "raising") for w in (2, 8)]
     accept = "--ddpcheck-accept=loss/local-normalizer=by design"
-    session = run(tmp_path, "--ddpcheck", *items, accept, "-rA")
+    session = run_pytest(tmp_path, "--ddpcheck", *items, accept, "-rA")
     shown = [line.partition(" - ")[0] for line in session.lines if ".py::" in line]
     assert session.exit_code == 1
     assert sorted(shown) == [
@@ -275,3 +284,31 @@ def test_item_of_a_run_that_is_worse_is_no_xfail(tmp_path: Path) -> None:
         "XFAIL masked.py::ddp-W2",
         "XFAIL raising.py::ddp-W2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("run", "ended", "outcome"),
+    [
+        # Of an accepted cause, whose run was not diagnosed to the end.
+        (Run(mode="ddp", world_size=2, verdict="divergent"), "ended by x", None),
+        (Run(mode="ddp", world_size=2, verdict="divergent"), "", pytest.xfail),
+        (Run(mode="dp", world_size=2, verdict="not-checked", why=CUT_OFF), "", None),
+        (
+            Run(mode="dp", world_size=2, verdict="not-checked", faults=(RAISED,)),
+            "",
+            pytest.skip,
+        ),
+    ],
+    ids=["ended", "complete", "cut-off", "refused"],
+)
+def test_item_that_was_cut_off_does_not_pass(
+    run: Run, ended: str, outcome: Any
+) -> None:
+    known = sample.divergent()
+    cause = replace(known.findings[0], runs=(0,), accepted="by design")
+    report = replace(known, runs=(run,), findings=(cause,), ended=ended)
+    item: Any = SimpleNamespace(options=Options())
+    expected = DivergenceError if outcome is None else outcome.Exception
+    judge = items.RunItem._judge  # noqa: SLF001 (what an item does with a report)
+    with pytest.raises(expected):
+        judge(item, report, Cell(mode=run.mode, world_size=2))

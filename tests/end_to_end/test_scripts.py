@@ -734,6 +734,11 @@ def test_accepted_uneven_batches_cover_the_ranks_that_wait(here: Terminal) -> No
     checked = _check(here, *other, name)
     assert checked.ended.exit_code == 1
     assert "accept: data/sampler-epoch was accepted but not found" in checked.shown
+    # Another failure is none of theirs, though it comes after the last update.
+    raises = "\nif RANK == 1:\n    raise KeyError('after the loop')\n"
+    checked = _check(here, *accepted, _script(here, UNEVEN, raises))
+    assert (checked.ended.exit_code, checked.slug) == (1, "sync/rank-raised")
+    assert "accepted: data/uneven-batches in data W=2\n" in checked.ended.stdout
 
 
 PLATEAU = """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import cut
-from ddpcheck.report.data import JUDGED, Finding, Run, Verdict
+from ddpcheck.report.data import JUDGED, Fault, Finding, Run, Verdict
 from ddpcheck.report.render import status, wording
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.sim import SIM
@@ -49,7 +49,10 @@ ABOUT_FAILED_RANKS = (
 # Slugs for which the single process has numbers, and ranks have NaN or infinities.
 ABOUT_NOT_FINITE = ("loss/empty-shard",)
 
+_LEFT = "not accepted in "  # how the fact on runs that are not covered begins
 _FAR = 10.0  # excess that is not rounding at the edge of the tolerance
+
+NOT_FOUND = "was accepted but not found"
 
 Held = Callable[[Finding, int], str | None]  # the reason, None where it is not held
 Refused = Callable[[Finding, int], str]  # why it does not cover the run, "" if it does
@@ -117,9 +120,7 @@ def _open(
     for index in left:
         if why.get(index):
             by_reason.setdefault(why[index], []).append(labels[index])
-    facts = [
-        f"not accepted in {cut(named)}: {reason}" for reason, named in by_reason.items()
-    ]
+    facts = [f"{_LEFT}{cut(named)}: {reason}" for reason, named in by_reason.items()]
     return _of_runs(finding, left, facts=(*finding.facts, *facts))
 
 
@@ -182,7 +183,7 @@ def worse(run: Run, before: Run) -> list[str]:
     Sizes aside: see `ddpcheck.checking.baseline`.
     """
     found = []
-    if not set(_failures(run)) <= set(_failures(before)):
+    if not failures(run.faults) <= failures(before.faults):
         found.append(f"{failed(run)}, which no rank did")
     name = not_finite(run)
     if name and not not_finite(before):
@@ -194,13 +195,13 @@ def worse(run: Run, before: Run) -> list[str]:
     return found
 
 
-def _failures(run: Run) -> list[str]:
+def failures(faults: Sequence[Fault]) -> set[str]:
     """Returns how ranks failed; a rank that hung only waited for the others.
 
     Only types of exceptions are compared: messages contain values and addresses.
     """
-    kinds = [f.summary.partition(":")[0] for f in run.faults if f.kind != "hung"]
-    return kinds or ["hung" for _ in run.faults]
+    kinds = {f.summary.partition(":")[0] for f in faults if f.kind != "hung"}
+    return kinds or {"hung" for _ in faults}
 
 
 def _new_tensors(run: Run, before: Run) -> list[str]:
@@ -214,6 +215,41 @@ def _new_tensors(run: Run, before: Run) -> list[str]:
         far = dict.fromkeys(r.name for r in now.tensors if not r.excess <= _FAR)
         found += [f"{kind} of {name}" for name in far if name not in known]
     return found
+
+
+def idle(
+    runs: Sequence[Run], findings: Sequence[Finding], reasons: Mapping[str, str]
+) -> list[str]:
+    """Returns a warning on each acceptance that leaves out runs, or covers none.
+
+    Args:
+        runs: of the report.
+        findings: of these runs, as `accept` has marked them.
+        reasons: of the user, by slug.
+    """
+    return [text for slug in reasons if (text := _idle(runs, findings, slug))]
+
+
+def _idle(runs: Sequence[Run], findings: Sequence[Finding], slug: str) -> str:
+    found = [finding for finding in findings if finding.slug == slug]
+    left = [
+        fact.removeprefix("not ")
+        for finding in found
+        for fact in finding.facts
+        if finding.accepted is None and fact.startswith(_LEFT)
+    ]
+    if left:
+        return f"accept: {slug} is not {'; nor '.join(left)}"
+    if found:
+        return ""
+    labels = wording.labels(runs)
+    others = dict.fromkeys(
+        f"{other.slug} in {cut([labels[i] for i in other.runs])}" for other in findings
+    )
+    why = f"what differs is {cut([*others], 3)}" if others else "no cause was found"
+    if all(run.verdict != "divergent" for run in runs):
+        why = "no run differs"
+    return f"accept: {slug} {NOT_FOUND}: {why}"
 
 
 def unproven(runs: Sequence[Run], findings: Sequence[Finding]) -> list[str]:

@@ -221,6 +221,24 @@ def test_run_that_was_not_judged_makes_no_pass_unless_other_modes_stand_for_it(
     assert acceptance.verdict([differs, left], []) == "divergent"
 
 
+def test_acceptance_says_which_runs_it_leaves_out_and_why() -> None:
+    changes, why = WORSE["raised"]
+    told = _accepted(_report(_finding(), **changes))
+    assert acceptance.idle(told.runs, told.findings, REASONS) == [
+        f"accept: {SLUG} is not accepted in ddp W=4: {why}"
+    ]
+    whole = _accepted(_report(_finding()))
+    assert acceptance.idle(whole.runs, whole.findings, REASONS) == []
+
+
+def test_acceptance_of_another_slug_says_what_was_found() -> None:
+    told = _accepted(_report(_finding("loss/empty-shard", 1, 2)))
+    assert acceptance.idle(told.runs, told.findings, REASONS) == [
+        f"accept: {SLUG} was accepted but not found: what differs is loss/empty-shard "
+        "in ddp W=2, ddp W=4"
+    ]
+
+
 def test_slugs_that_cover_more_are_those_of_rules() -> None:
     listed = (*acceptance.ABOUT_FAILED_RANKS, *acceptance.ABOUT_NOT_FINITE)
     assert set(listed) <= set(pages.rule_slugs())
