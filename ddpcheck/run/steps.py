@@ -228,7 +228,10 @@ class Training:
         ended = self._open.pop() if self._open else None
         if ended is not None and self.notes is not None:
             self.notes.ends(optimizer, ended.parameters, self.step)
-        self.closes |= any(p.grad is not None for p in self._late.values())
+        closes = any(p.grad is not None for p in self._late.values())
+        self.closes |= closes
+        if closes and self.updates == 0:  # the step may forget them before its end
+            self._record_gradients(self.parameters() if self.takes_all else self._late)
         if ended is not None:
             self.after_update(wholes(ended.parameters))
 

@@ -234,6 +234,16 @@ for pair in loader_of([Pair(x, y) for x, y in data]):
     assert isinstance(pair, Pair)
     update(pair.x, pair.y)
 """
+# As Lightning trains: the gradients are there within the step alone.
+CLOSURE = """
+for x, y in loader_of(data):
+    def closure():
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    optimizer.zero_grad()
+"""
 PACKED = """
 sequences = [torch.randn(1 + i * i % 7, 6) for i in range(64)]
 rnn = nn.utils.rnn
@@ -358,6 +368,7 @@ GOOD = {
     "padding": PADDING,
     "ragged": RAGGED,
     "packed": PACKED,
+    "closure": CLOSURE,
     "collate with a lock": LOCKED,
     "classes of its own": CLASSES,
     "named tuples of its own": NAMED_TUPLES,
@@ -449,7 +460,7 @@ def test_sharded_script_is_equivalent(name: str, here: Terminal) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["iterable dataset", "padding", "scaler", "global batch"]
+    "name", ["iterable dataset", "padding", "scaler", "global batch", "closure"]
 )
 def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     name: str, here: Terminal

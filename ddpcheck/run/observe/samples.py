@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,7 +125,9 @@ def watch_samples(model: nn.Module, note: Callable[[Numbers], None]) -> Removabl
     """Calls `note` with the sample numbers of every training call of the model.
 
     Calls in eval mode, compiled calls and those under torch.func are skipped: their
-    inputs cannot be read. Returns the handle of the hook.
+    inputs cannot be read. So are those that the model makes of itself, as a model of
+    Lightning does in training_step: one call has the samples. Returns the handle of the
+    hook.
     """
     return nn.Module.register_forward_pre_hook(model, _Watcher(note), with_kwargs=True)
 
@@ -138,11 +141,22 @@ class _Watcher:
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or self.note is None or not model.training:
             return
-        if torch.is_grad_enabled() and not private.transforms():
+        is_seen = torch.is_grad_enabled() and not private.transforms()
+        if is_seen and not _is_within_own_call(model):
             self.note(sample_numbers((args, kwargs)))
 
     def __reduce__(self) -> tuple[type[_Watcher], tuple[()]]:
         return _Watcher, ()
+
+
+def _is_within_own_call(model: nn.Module) -> bool:
+    """Returns whether the call of the model that begins is inside another of it."""
+    code: Any = inspect.unwrap(nn.Module.__call__).__code__
+    calls, frame = 0, inspect.currentframe()
+    while frame is not None:
+        calls += frame.f_code is code and frame.f_locals.get("self") is model
+        frame = frame.f_back
+    return calls > 1
 
 
 def sample_numbers(inputs: Any) -> Numbers:

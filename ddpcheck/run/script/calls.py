@@ -100,6 +100,7 @@ def _see_calls() -> None:
     """Lets `Calls` of this process see the calls of modules, once for all runs."""
     call = nn.Module.__call__
 
+    @functools.wraps(call)
     def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for calls in _current:
             args, kwargs = calls.before(module, args, kwargs)

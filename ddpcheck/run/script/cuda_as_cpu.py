@@ -15,6 +15,7 @@ own are not mapped. Kernels that are written for CUDA (triton, extensions, CUDA 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -95,7 +96,9 @@ def mapped(devices: int = 0) -> Iterator[None]:
                     stack.enter_context(_set(owner, name, value))
         for owner, name, make in _MADE:
             if hasattr(owner, name):
-                stack.enter_context(_set(owner, name, make(getattr(owner, name))))
+                before = getattr(owner, name)
+                made = functools.wraps(before, updated=())(make(before))
+                stack.enter_context(_set(owner, name, made))
         yield
 
 

@@ -17,6 +17,7 @@ A script that is not resumed any more stays where it is: its process ends withou
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -298,7 +299,8 @@ def _replaced(
     owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]
 ) -> Iterator[None]:
     before = getattr(owner, name)
-    setattr(owner, name, make(before))
+    # Libraries look at the signatures of what they call.
+    setattr(owner, name, functools.wraps(before)(make(before)))
     try:
         yield
     finally:

@@ -63,6 +63,23 @@ def test_calls_with_gradients_are_told_until_it_ends() -> None:
     assert told == [samples.sample_numbers(rows)]
 
 
+class Nested(nn.Module):
+    """A model whose call calls it again, as Lightning's does in training_step."""
+
+    def forward(self, rows: torch.Tensor, *, again: bool = False) -> torch.Tensor:
+        made: torch.Tensor = self(rows * 2) if again else rows
+        return made
+
+
+def test_call_that_a_model_makes_of_itself_is_not_told() -> None:
+    model, rows = Nested(), torch.randn(2, 3)
+    told: list[samples.Numbers] = []
+    samples.watch_samples(model, told.append)
+    model(rows, again=True)
+    model(rows)
+    assert told == [samples.sample_numbers((rows,))] * 2
+
+
 def test_a_watched_model_is_copied_and_saved() -> None:
     model = nn.Linear(3, 1)
     told: list[samples.Numbers] = []

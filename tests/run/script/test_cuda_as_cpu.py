@@ -12,6 +12,7 @@ from tests.run.script import start
 
 # As scripts are written for torchrun and GPUs.
 SCRIPT = """
+import inspect
 import os
 import torch
 import torch.distributed as dist
@@ -38,6 +39,8 @@ y = torch.zeros(8, dtype=torch.long, device=f"cuda:{local_rank}")
 assert x.shape == torch.ones(8, 4).cuda(non_blocking=True).shape
 data = TensorDataset(x, y)
 loader = DataLoader(data, batch_size=4, pin_memory=True, num_workers=0)
+names = inspect.signature(DataLoader.__init__).parameters  # as libraries make it anew
+assert {"batch_size", "sampler", "pin_memory"} <= names.keys()
 model = nn.Sequential(nn.Linear(4, 4, device="cuda"), nn.Linear(4, 3)).to(device).cuda()
 model.to(0)
 found = torch.accelerator.current_accelerator()
