@@ -42,7 +42,7 @@ from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes import memory
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.session import assemble, noise_floor
-from ddpcheck.run.session.session import CannotCheckError, Session
+from ddpcheck.run.session.session import CannotCheckError, InternalError, Session
 from ddpcheck.run.spec import NATIVE, RunOutcome
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
@@ -51,9 +51,6 @@ Verdict = Callable[[Report], None]
 
 # That the search for the smallest run may take, or as long as the runs took.
 _LEAST_SHRINKING_S = 15.0
-
-# A run, probe or search of ddpcheck failed: its result is not known.
-_INTERNAL = "internal error of ddpcheck, please report it: "
 
 
 def check_file(
@@ -134,8 +131,32 @@ def check(
                 pool.retire_busy()
             on_verdict(early)
             return early
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 (ours: what was compared stays)
+            on_verdict(early := _after_failure(made, error))
+            return early
         on_verdict(report)
         return _shrunk(made, report)
+
+
+def _after_failure(made: Made, error: Exception) -> Report:
+    """Returns the report on the runs that were made when ddpcheck itself failed.
+
+    Raises:
+        Exception: the error, where there is no run to report.
+    """
+    made.session.pool.retire_busy()
+    made.session.note_own(error)
+    words = f"{type(error).__name__}: {error}".splitlines()[0]
+    told = InternalError(f"internal error of ddpcheck: {words}", "")
+    try:
+        early = made.report(told)
+    except Exception:  # noqa: BLE001 (the same error, as a rule)
+        early = None
+    if early is None:
+        raise error
+    return early
 
 
 def _shrunk(made: Made, report: Report) -> Report:
@@ -224,7 +245,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
     findings, unused = reporting.accept(runs, every, options.accept)
     warnings = reporting.warnings_of(base, made.planned, outcomes)
     warnings += batch_checks.list_warnings(base)
-    warnings += [_INTERNAL + text for text in session.internal]
+    warnings += reporting.internal(session)
     return reporting.make(
         ref=session.ref,
         base=base,

@@ -50,6 +50,9 @@ _ONE_STREAM = (
 # Of a training program, in the order in which it uses them.
 _PARTS = ("data loader", "sampler", "AMP", "scheduler")
 
+# A run, probe or search of ddpcheck failed: its result is not known.
+_INTERNAL = "internal error of ddpcheck, please report it: "
+
 _NOTHING_MASKED = (
     "--loss masked: no target is -100 or NaN, so the loss is the mean, and counts that "
     "differ between ranks were not checked"
@@ -278,6 +281,11 @@ def warnings_of(
     ]
 
 
+def internal(session: Session) -> list[str]:
+    """Returns a warning on each failure of ddpcheck itself."""
+    return [_INTERNAL + text for text in session.internal]
+
+
 _LONG_S = 60.0  # a longer check announces its duration
 _NOT_RUN = "the check ended before this run"
 _NOISE_UNKNOWN = (
@@ -362,6 +370,7 @@ class Made:
         missing = [NotCompared(what=name, why=_NOT_RUN) for name in names]
         # What was accepted may be in a run that was not made.
         warnings = warnings_of(self.base, self.planned, outcomes)
+        warnings += internal(self.session)
         return make(
             ref=self.session.ref,
             base=self.base,

@@ -8,7 +8,7 @@ import random
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -90,11 +90,14 @@ def show(report: Report, wanted: Outputs) -> bool:
     path = write_report(report, folder)
     written = _write_files(report, wanted)
     form_alone = wanted.alone()
-    text = render(report, form_alone) if form_alone else terminal(report, wanted, path)
-    written.append(streams.write(text) or not form_alone)
+    text = _rendered(report, form_alone) if form_alone else ""
+    if not form_alone:
+        text = _or_verdict(lambda: terminal(report, wanted, path), report)
+    written.append((bool(text) and streams.write(text)) or not form_alone)
     if wanted.github:
         # Both streams are read for commands; what is for machines must stay so.
-        streams.write(render(report, "github"), sys.stderr if form_alone else None)
+        marks = _rendered(report, "github")
+        streams.write(marks, sys.stderr if form_alone else None)
         _write_summary(report)
     return all(written)
 
@@ -110,14 +113,14 @@ def show_machines(report: Report, wanted: Outputs) -> None:
     """Writes the machine-readable forms of the report only."""
     _write_files(report, wanted)
     if form_alone := wanted.alone():
-        streams.write(render(report, form_alone))
+        streams.write(_rendered(report, form_alone))
 
 
 def _write_files(report: Report, wanted: Outputs) -> list[bool]:
     """Writes the files for machines; returns of each whether it was written."""
     places = {form: getattr(wanted, FIELDS[form]) for form in MACHINE_FORMS}
     return [
-        files.write(Path(place), render(report, form))
+        bool(text := _rendered(report, form)) and files.write(Path(place), text)
         for form, place in places.items()
         if place and place != STDOUT
     ]
@@ -183,7 +186,7 @@ def write_report(report: Report, folder: Path) -> str:
         return ""
     texts = {
         "report.json": reports.to_json(report),
-        "report.html": render(report, "html"),
+        "report.html": _rendered(report, "html"),
         "reproduce.py": report.reproduce,
         "fixed.py": report.fixed,
     }
@@ -195,7 +198,7 @@ def write_report(report: Report, folder: Path) -> str:
     for name, text in texts.items():
         if not text:
             files.remove(folder / name)  # of an earlier check
-    return str(folder / "report.html") if written["report.html"] else ""
+    return str(folder / "report.html") if written.get("report.html") else ""
 
 
 def _may_replace(path: Path) -> bool:
@@ -215,6 +218,34 @@ def _remove_stale(report: Report, folder: Path) -> None:
             files.remove(folder / name)
     with contextlib.suppress(OSError):
         folder.rmdir()  # if nothing else is in it
+
+
+def _rendered(report: Report, form: str) -> str:
+    """Returns the report in one form, "" where ddpcheck itself fails: it is warned of.
+
+    The verdict is known: no form of it may be in the way of the others.
+    """
+    try:
+        return render(report, form)
+    except Exception as error:  # noqa: BLE001 (ours)
+        _warn_of(error, f"no {form} report")
+        return ""
+
+
+def _or_verdict(text: Callable[[], str], report: Report) -> str:
+    """Returns the text, or the verdict alone where ddpcheck itself fails."""
+    try:
+        return text()
+    except Exception as error:  # noqa: BLE001 (ours)
+        _warn_of(error, "no text of the report")
+        from ddpcheck.report.render import wording  # noqa: PLC0415
+
+        return f"{visible(wording.verdict_line(report))}\n"
+
+
+def _warn_of(error: Exception, what: str) -> None:
+    words = f"{type(error).__name__}: {error}".splitlines()[0]
+    streams.warn(f"internal error of ddpcheck, please report it: {what}: {words}")
 
 
 def render(report: Report, form: str, wanted: Outputs | None = None) -> str:

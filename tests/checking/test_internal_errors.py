@@ -13,6 +13,7 @@ from ddpcheck.diagnose.fixed import check
 from ddpcheck.errors import frames
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
+from ddpcheck.run.session import noise_floor
 from ddpcheck.run.session.session import CannotCheckError, InternalError
 from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
@@ -90,6 +91,29 @@ def test_failure_of_the_search_leaves_the_verdict_and_an_unknown_cause(
         "internal error of ddpcheck, please report it: NameError: name 'Search' is not "
         "defined (engine.py:N in _search)"
     )
+
+
+@pytest.mark.parametrize(
+    ("reduction", "verdict", "code"),
+    [("sum", "divergent", 1), ("mean", "not-checked", 3)],
+)
+def test_failure_of_ours_after_the_runs_leaves_their_verdicts(
+    reduction: str,
+    verdict: str,
+    code: int,
+    pool: Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(noise_floor, "measure")
+    report = _check(pool, tmp_path, "", reduction)
+    assert (report.verdict, report.exit_code) == (verdict, code)
+    assert [run.world_size for run in report.runs] == [2]
+    assert report.ended.startswith(
+        "internal error of ddpcheck: AttributeError: module 'ddpcheck.run.session."
+    )
+    (warning,) = report.warnings
+    assert warning.startswith("internal error of ddpcheck, please report it: ")
 
 
 def test_failure_to_write_fixed_py_leaves_the_cause_and_its_proof_by_a_run(

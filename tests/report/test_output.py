@@ -17,7 +17,7 @@ import pytest
 from ddpcheck.report import files, output
 from ddpcheck.report.data import Report
 from ddpcheck.report.output import Outputs
-from ddpcheck.report.render import terminal
+from ddpcheck.report.render import html, sarif, terminal
 from tests.report.render import sample
 
 
@@ -122,6 +122,30 @@ def _ran(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def test_form_that_cannot_be_made_is_a_warning_and_the_verdict_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise KeyError("ours")
+
+    for module, name in ((html, "to_html"), (sarif, "to_sarif"), (terminal, "to_text")):
+        monkeypatch.setattr(module, name, fail)
+    wanted = Outputs(
+        report_dir=str(tmp_path / "reports"),
+        sarif=str(tmp_path / "a.sarif"),
+        json=str(tmp_path / "a.json"),
+    )
+    assert not output.show(_divergent(), wanted)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("DIVERGENT: ")
+    assert printed.err.splitlines() == [
+        f"ddpcheck: warning: internal error of ddpcheck, please report it: {what}: "
+        "KeyError: 'ours'"
+        for what in ("no html report", "no sarif report", "no text of the report")
+    ]
+    assert _names(tmp_path) == ["a.json", "reports"]
 
 
 def test_full_disk_leaves_no_half_file(capsys: pytest.CaptureFixture[str]) -> None:
