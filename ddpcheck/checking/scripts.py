@@ -242,7 +242,7 @@ def _check(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
     try:
-        report = _compared(pool, script, known, asked, progress, fails=bool(faults))
+        report = _compared(pool, script, known, asked, progress, recordings)
     except (UsageError, CannotCheckError) as error:
         why = _why_unchecked(error)
         if why is None:
@@ -262,8 +262,7 @@ def _compared(
     known: Known,
     options: Options,
     progress: Silent,
-    *,
-    fails: bool,
+    recordings: Recordings,
 ) -> Report:
     """Returns the report on the ranks against the single process, on the same batches.
 
@@ -273,7 +272,7 @@ def _compared(
         known: of it, from the recordings of its ranks.
         options: with one world size, and the steps that are known.
         progress: shows the current phase.
-        fails: whether ranks failed while they were recorded.
+        recordings: of its ranks.
 
     Raises:
         UsageError: as `checking.check`.
@@ -307,7 +306,9 @@ def _compared(
     report = checked(known, diagnoses=not known.shards)
     if known.shards:
         whole = dataclasses.replace(known, keeps_whole=True)
-        return sharded.explained(report, lambda: checked_with(whole))
+        seen = sharded.shown([outcome.progress for outcome in recordings.ranks])
+        return sharded.explained(report, lambda: checked_with(whole), seen)
+    fails = any(outcome.kind not in ("done", "stopped") for outcome in recordings.ranks)
     if known.draws and not fails and _has_faults(report):
         # Rows of a batch are no batch where its padding is used, as of sequences that
         # are packed.

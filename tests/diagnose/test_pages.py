@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.checking import sharded
 from ddpcheck.diagnose import rules
 from ddpcheck.diagnose.registry import (
     DATA_PARALLEL_FAULT_RULES,
@@ -22,7 +23,7 @@ _MAX_CODE = 15  # lines
 _MAX_WIDTH = 88  # a page is read on terminals
 DETECTORS = sorted(Path(rules.__path__[0]).glob("*.py"))
 _OF_DATA_PARALLEL = (*DATA_PARALLEL_RULES, *DATA_PARALLEL_FAULT_RULES)
-OF_SCRIPTS = (*judge.SLUGS, *resumed.SLUGS)
+OF_SCRIPTS = (*judge.SLUGS, *resumed.SLUGS, *sharded.SLUGS)
 SLUGS = list(
     dict.fromkeys(
         [*(rule.SLUG for rule in RULES), *FAULT_RULE.SLUGS]

@@ -492,7 +492,7 @@ for x, y in loader_of(data):
 
 
 @pytest.mark.slow
-def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
+def test_sharded_script_that_clips_its_part_alone_is_named(
     here: Terminal,
 ) -> None:
     clip = """
@@ -506,10 +506,24 @@ def test_sharded_script_that_clips_its_part_alone_has_an_unknown_cause(
     sgd = SHARDED.replace("AdamW", "SGD")
     checked = _check(here, _sharded(here, SHARD, sgd, code))
     assert checked.ended.exit_code == 1, checked.shown
-    assert checked.slug == "unknown"
+    assert checked.slug == "sync/clip-norm-local"
     assert checked.summary == (
-        "the cause is unknown; it is in what is done with sharded parameters"
+        "each rank clips its parts of the gradients by the norm of these parts alone"
     )
+
+
+@pytest.mark.slow
+def test_sharded_script_with_the_factor_of_its_root_alone_is_named(
+    here: Terminal,
+) -> None:
+    pytest.importorskip("torch", minversion="2.8")
+    factor = "\nmodel.set_gradient_divide_factor(1.0)\n"
+    total = (
+        "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    )
+    sgd = SHARDED.replace("AdamW", "SGD")
+    checked = _check(here, _sharded(here, SHARD, sgd, total, factor, TRAIN))
+    assert (checked.ended.exit_code, checked.slug) == (1, "fsdp/divide-factor")
 
 
 @pytest.mark.slow

@@ -187,6 +187,7 @@ class Driver:
             for (owner, name), make in own.items():
                 stack.enter_context(_replaced(owner, name, make))
             stack.enter_context(sharded.watched(self._fully_shard))
+            stack.enter_context(sharded.factors_noted())
             if self.keeps_whole:
                 stack.enter_context(sharded.wholes_as_parts())
             stack.enter_context(spawning.in_place(self.seat, lambda: self._has_joined))

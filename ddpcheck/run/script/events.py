@@ -90,12 +90,15 @@ class Built:
     """What the script has built, when its first step ends.
 
     `model`: the class and the parameter names of what was wrapped, or None. `shards`:
-    whether fully_shard cut the model. `places`: lines of the script, see Driver.
+    whether fully_shard cut the model. `divided`: the modules that it was called with,
+    and the factor by which the script has gradients divided there, or None.
+    `places`: lines of the script, see Driver.
     """
 
     model: tuple[str, tuple[str, ...]] | None
     shards: bool
     places: tuple[tuple[str, str], ...] = ()
+    divided: tuple[tuple[str, float | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,8 @@ class Updated:
     A scheduler that is stepped before the next draw has changed them. `rows`: the
     lengths of what the wrapped model was given, call by call; () where none is wrapped.
     `weights`: a digest of what the optimizers train, "" where ranks hold parts of it.
+    `scale`: what this process's parts of gradients are multiplied by between backward
+    and update, None where that is not one factor.
     """
 
     step: int
@@ -112,3 +117,4 @@ class Updated:
     groups: tuple[tuple[Group, ...], ...]
     rows: tuple[int, ...] = ()
     weights: str = ""
+    scale: float | None = None

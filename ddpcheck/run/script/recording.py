@@ -25,6 +25,7 @@ from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.interventions.gradients import backwards
+from ddpcheck.run.script import sharded
 from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
 from ddpcheck.run.script.events import CALLS, Built, Updated
@@ -89,6 +90,7 @@ class _Recording:
         self.loaders = Loaders(self._begin)
         self.started = time.perf_counter()
         self.seconds = 0.0  # of the checked steps
+        self.scales = sharded.Scales(self._parts)
         self.rows: list[int] = []  # that the model was given since the last update
         self.pickled: dict[int, bytes] = {}  # collate functions, by loader
         Calls(self.driver, None, self._called)
@@ -113,6 +115,7 @@ class _Recording:
             self.loaders.watched(),
             sharing.taken_by(self.recorder.share),
             backwards.outermost(self._backward),
+            self.scales.watched(),
         ):
             while True:
                 is_over = driver.resume() == "ended"
@@ -146,6 +149,10 @@ class _Recording:
         """Whether the script has drawn batches that are seen."""
         return self.loaders.are_used or bool(self.recorder.shared)
 
+    def _parts(self) -> list[torch.Tensor]:
+        """Returns what the optimizers train, where the script shards it."""
+        return _trained(self.driver) if self.driver.shards else []
+
     def _called(self, args: Any, kwargs: Any) -> None:
         if not self.draws:
             self.driver.before_draw()
@@ -160,7 +167,10 @@ class _Recording:
             model = driver.wrapping
             built = signature(model) if model is not None else None
             places = tuple(driver.places.items())
-            self.context.emit(Built(model=built, shards=driver.shards, places=places))
+            parts = sharded.divided(model) if driver.shards and model else ()
+            self.context.emit(
+                Built(model=built, shards=driver.shards, divided=parts, places=places)
+            )
         if step < self.steps:
             self._write(step)
         self.context.emit(
@@ -170,6 +180,7 @@ class _Recording:
                 groups=_groups(driver),
                 rows=tuple(self.rows),
                 weights=_weights(driver),
+                scale=self.scales.take(),
             )
         )
         self.rows.clear()
@@ -287,10 +298,14 @@ def _groups(driver: Driver) -> tuple[tuple[Group, ...], ...]:
     return tuple(tuple(group_numbers(optimizer)) for optimizer in driver.optimizers)
 
 
+def _trained(driver: Driver) -> list[torch.Tensor]:
+    groups = [group for one in driver.optimizers for group in one.param_groups]
+    return list({id(p): p for group in groups for p in group["params"]}.values())
+
+
 def _weights(driver: Driver) -> str:
     """Returns a digest of the parameters that are trained; see Updated."""
-    groups = [group for one in driver.optimizers for group in one.param_groups]
-    trained = list({id(p): p for group in groups for p in group["params"]}.values())
+    trained = _trained(driver)
     if any(hasattr(parameter, "to_local") for parameter in trained):
         return ""
     stride = 1 + sum(p.numel() for p in trained) // _MOST_NUMBERS

@@ -17,7 +17,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run.model import contents
 from ddpcheck.run.process.replacing import replaced
@@ -32,6 +33,9 @@ from ddpcheck.run.process.replacing import replaced
 Shard = Callable[..., Any]
 _NAME = "fully_shard"
 _CALLS = "_ddpcheck_calls"  # on a whole model: who runs its forward
+_FACTOR = "_ddpcheck_divide_factor"  # on a module that is sharded
+_SETTERS = "set_gradient_divide_factor", "set_reduce_scatter_divide_factor"
+_ONE = 1e-5  # relative: factors of this difference are one
 
 
 @contextlib.contextmanager
@@ -208,6 +212,89 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
     )
     vars(model)[_CALLS] = _Calls(wrapper)
     return wrapper
+
+
+@contextlib.contextmanager
+def factors_noted() -> Iterator[None]:
+    """Context in which modules keep the factor that their gradients are divided by."""
+    kind = getattr(fsdp, "FSDPModule", None)
+    names = [name for name in _SETTERS if name in vars(kind or object)]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            noting = _noting(getattr(kind, name))
+            stack.enter_context(replaced(kind, **{name: noting}))
+        yield
+
+
+def _noting(function: Callable[..., None]) -> Callable[..., None]:
+    def setting(module: nn.Module, factor: float, *args: Any, **kwargs: Any) -> None:
+        vars(module)[_FACTOR] = float(factor)
+        function(module, factor, *args, **kwargs)
+
+    return setting
+
+
+def divided(model: nn.Module) -> tuple[tuple[str, float | None], ...]:
+    """Returns the sharded modules of a model, by name, and their divide factors."""
+    kind = getattr(fsdp, "FSDPModule", None)
+    if kind is None:
+        return ()
+    return tuple(
+        (name, vars(module).get(_FACTOR))
+        for name, module in model.named_modules()
+        if isinstance(module, kind)
+    )
+
+
+@dataclass(slots=True)
+class Scales:
+    """What a rank's parts of gradients are multiplied by before an update.
+
+    `trained` returns the parameters, () where nothing is sharded.
+    """
+
+    trained: Callable[[], list[Tensor]]
+    left: list[float] = field(default_factory=list)  # norms after the last backward
+    scale: float | None = None
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Context in which backwards and updates are seen."""
+        backward = torch.autograd.backward
+
+        def noting(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)
+            self.left = self._norms()
+
+        hook = register_optimizer_step_pre_hook(self._before_update)
+        try:
+            with replaced(torch.autograd, backward=noting):
+                yield
+        finally:
+            hook.remove()
+
+    def _norms(self) -> list[float]:
+        return [_norm(parameter.grad) for parameter in self.trained()]
+
+    def _before_update(self, *_: Any) -> None:
+        now = self._norms() if self.left else []
+        pairs = zip(self.left, now, strict=False)
+        found = [after / before for before, after in pairs if before > 0]
+        self.left = []
+        is_one = bool(found) and max(found) - min(found) <= _ONE * max(found)
+        self.scale = found[0] if is_one else None
+
+    def take(self) -> float | None:
+        """Returns the factor of the last update, and forgets it."""
+        found, self.scale = self.scale, None
+        return found
+
+
+def _norm(gradient: Any) -> float:
+    if gradient is None:
+        return 0.0
+    part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return float(part.detach().double().norm())
 
 
 def wholes_as_parts() -> contextlib.AbstractContextManager[None]:
