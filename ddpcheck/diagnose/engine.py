@@ -68,12 +68,14 @@ class _Searches:
     ) -> None:
         self.session, self.outcomes, self.runs = session, outcomes, runs
         self.limit, self.options, self.diagnosis = limit, options, diagnosis
+        # What is accepted passes where a run shows that nothing else differs.
+        self.confirms = options.fix or bool(options.accept)
 
     def _search(self, outcome: RunOutcome) -> Search:
         """Returns the search for the causes of a run of ranks, at its end."""
         spec = outcome.spec
         self.session.progress(f"diagnosing {spec.mode} at world size {spec.world_size}")
-        search = Search(self.session, outcome, self.limit, fix=self.options.fix)
+        search = Search(self.session, outcome, self.limit, fix=self.confirms)
         search.repeats = _repeats(self.session, outcome, self.limit)
         search.run()
         return search
@@ -185,7 +187,7 @@ class _Searches:
         outcome, run, diagnosis = self.outcomes[index], self.runs[index], self.diagnosis
         given = self.session, outcome, run, index, self.limit
         self.session.progress(f"diagnosing {run.mode} at world size {run.world_size}")
-        if self.options.fix:
+        if self.confirms:
             found = parameter_server.found(*given)
         else:
             found = parameter_server.unverified(outcome, run, index)

@@ -343,7 +343,8 @@ SETTINGS = (
     Setting(
         name="fix",
         section="causes",
-        help="do not confirm causes by intervention runs",
+        help="do not confirm causes by intervention runs; if\n"
+        "something is accepted, they are made all the same",
         metavar="",
         expected="true or false",
         example="false",
