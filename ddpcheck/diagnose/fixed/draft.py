@@ -92,6 +92,15 @@ class Facts:
     on_gpu: bool = False
 
 
+_HAS_LOSS = re.compile(r"^def loss\b|^loss = (?!None)|^from .*\bloss\b", re.MULTILINE)
+_HAS_NONE = re.compile(r"^del .*\bloss\b", re.MULTILINE)
+
+
+def has_loss(source: str) -> bool:
+    """Returns whether the file defines loss(): a model may compute it as well."""
+    return bool(_HAS_LOSS.search(source)) and not _HAS_NONE.search(source)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """The whole file, and the part of it that is shown: what it defines.
@@ -113,6 +122,8 @@ def write(draft: Draft, ref: TargetRef, facts: Facts, slugs: list[str]) -> Writt
     path = Path(file).resolve()
     folder, module = importing.place(path)
     names = dict(ref.names)
+    if draft.after_loss and not (has_loss(facts.source) or "loss" in names):
+        draft = _into_forward(draft)
     code = "\n\n\n".join(_parts(draft, facts, names))
     load = _LOAD.format(path=str(path))
     if "." in module:
@@ -173,6 +184,39 @@ def _spread(draft: Draft, facts: Facts) -> Draft:
             _within(draft.around, draft.loss or "value = {loss}(output, target)")
         )
     return draft
+
+
+_IN_FORWARD = '''\
+def change_loss(model):
+    """Changes the loss that the model computes; the batch is its arguments."""
+    forward = model.forward
+
+    def run(**batch):
+        output = forward(**batch)
+        is_dict = isinstance(output, dict)
+        value = output["loss"] if is_dict else output.loss
+{changes}
+        if is_dict:
+            output["loss"] = value
+        else:
+            output.loss = value
+        return output
+
+    model.forward = run
+'''
+_SAMPLES = "len(target)", "len(next(iter(batch.values())))"
+
+
+def _into_forward(draft: Draft) -> Draft:
+    """Returns it with what it does to the loss in the model's forward."""
+    changes = textwrap.indent(draft.after_loss.strip("\n"), _INDENT * 2)
+    part = _IN_FORWARD.format(changes=changes.replace(*_SAMPLES))
+    return dataclasses.replace(
+        draft,
+        after_loss="",
+        before_wrap=draft.before_wrap + "change_loss(model)\n",
+        parts={"change_loss": part, **draft.parts},
+    )
 
 
 def _within(contexts: Sequence[str], code: str) -> list[str]:

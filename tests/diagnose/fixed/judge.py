@@ -73,8 +73,12 @@ def train(path: str) -> dict[str, torch.Tensor]:
         if hasattr(target, "train_step"):
             target.train_step(wrapped, optimizer, batch)
             continue
-        x, y = batch
         optimizer.zero_grad()
+        if not hasattr(target, "loss"):  # the model computes it
+            wrapped(**batch).loss.backward()
+            optimizer.step()
+            continue
+        x, y = batch
         output = (
             wrapped(**x)
             if isinstance(x, dict)

@@ -18,6 +18,7 @@ from ddpcheck.diagnose.fixed.kinds import choose
 from ddpcheck.diagnose.proposal import Proposal
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.run.intervention import (
+    CountLoss,
     DrawGlobalBatch,
     GlobalModule,
     Intervention,
@@ -76,6 +77,26 @@ world = lambda: dist.get_world_size() if dist.is_initialized() else 1
         (model(rows_of_all).square().sum() * world() / 8).backward()
         optimizer.step()
 """
+OWN_MEAN = """
+from dataclasses import dataclass
+del loss
+@dataclass
+class Output:
+    loss: torch.Tensor
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
+    def forward(self, ids, labels):
+        logits = self.out(self.words(ids)).flatten(0, 1)
+        loss = nn.functional.cross_entropy
+        return Output(loss(logits, labels.flatten(), reduction="mean"))
+model = Net()
+ids = torch.arange(40).reshape(8, 5) % 9
+kept = torch.arange(5) < torch.tensor([1, 1, 2, 1, 5, 4, 5, 5])[:, None]
+batch = dict(ids=ids, labels=ids.roll(1, 1).masked_fill(~kept, -100))
+"""
+OWN_SUM = OWN_MEAN.replace('"mean"', '"sum"')
 NOTHING: tuple[Intervention, ...] = ()
 # Programs of the corpus by the kind of fix, and their interventions; none: gradients
 # averaged by hand.
@@ -351,12 +372,16 @@ def test_attempts_that_make_one_file_are_one_draft() -> None:
         (OWN_PART, Switch.GRADIENTS_AS_LEFT),
         (IN_TURN, Switch.STRIDED_SHARDS),
         (IN_PARTS, Switch.LOADER_PARTS),
+        (OWN_MEAN, CountLoss(countable="batch.labels != -100")),
+        (OWN_SUM, ScaleLoss(factor=2)),
     ],
     ids=[
         "draws-in-another-order",
         "norm-of-the-own-part",
         "batch-in-turn",
         "loader-in-parts",
+        "mean-by-the-model",
+        "sum-by-the-model",
     ],
 )
 def test_file_of_a_source_trains_as_the_single_process(

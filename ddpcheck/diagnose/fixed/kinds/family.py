@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,15 +26,6 @@ class Wanted:
 def listed(names: Sequence[str]) -> str:
     """Returns the names as the code of a set."""
     return "{" + ", ".join(map(repr, names)) + "}"
-
-
-_HAS_LOSS = re.compile(r"^def loss\b|^loss = (?!None)|^from .*\bloss\b", re.MULTILINE)
-_HAS_NONE = re.compile(r"^del .*\bloss\b", re.MULTILINE)
-
-
-def has_loss(source: str) -> bool:
-    """Returns whether the file defines loss(): a model may compute it as well."""
-    return bool(_HAS_LOSS.search(source)) and not _HAS_NONE.search(source)
 
 
 def at_each_ddp(facts: Facts, code: str) -> str:

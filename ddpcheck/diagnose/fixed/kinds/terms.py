@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.diagnose.fixed.draft import Draft
+from ddpcheck.diagnose.fixed.draft import Draft, has_loss
 from ddpcheck.diagnose.fixed.kinds import scales
-from ddpcheck.diagnose.fixed.kinds.family import Wanted, has_loss
+from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.run.intervention import Intervention, ScaleTerms
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddpcheck.diagnose.fixed.draft import Draft, Facts
+from ddpcheck.diagnose.fixed.draft import Draft, Facts, has_loss
 from ddpcheck.diagnose.fixed.kinds import gathers
-from ddpcheck.diagnose.fixed.kinds.family import Wanted, has_loss
+from ddpcheck.diagnose.fixed.kinds.family import Wanted
 from ddpcheck.run.intervention import (
     CountMicroBatches,
     GlobalLoss,
