@@ -111,6 +111,7 @@ _OTHER = {
     "_ddpcheck_as_built",
     "_ddpcheck_is_held",
     "_ddpcheck_calls",
+    "_ddpcheck_divide_factor",
 }
 
 
