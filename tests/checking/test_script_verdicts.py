@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddpcheck.checking import baseline, script_verdicts
+from ddpcheck.checking import baseline, script_verdicts, scripts
 from ddpcheck.report.data import (
     Evidence,
     Finding,
@@ -16,6 +19,9 @@ from ddpcheck.report.data import (
     Row,
     Run,
 )
+from ddpcheck.run.session.session import CannotCheckError
+from ddpcheck.target import script as target_scripts
+from ddpcheck.target.options import Options
 from tests.report.render import sample
 
 EQUAL = Quantity(compared=3, excess_by_step=(0.1, 0.1, 0.1))
@@ -263,3 +269,36 @@ def test_noise_of_each_ranks_own_is_accepted_where_nothing_else_differs() -> Non
     ):
         (found,) = script_verdicts.with_own_noise([finding], [other])
         assert found.accepted is None
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict", "code"),
+    [(sample.divergent(), "divergent", 1), (sample.equivalent(), "not-checked", 3)],
+    ids=["divergent", "equivalent"],
+)
+def test_world_size_that_cannot_be_checked_leaves_the_report_of_the_others(
+    first: Report,
+    verdict: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def check(*given: Any) -> Report:
+        if given[2] == 16:
+            raise CannotCheckError("train.py hangs as a single process", "stack")
+        return first
+
+    monkeypatch.setattr(scripts, "_check", check)
+    pool = contextlib.nullcontext()
+    monkeypatch.setattr(scripts, "_opened", lambda *_: pool)
+    (tmp_path / "train.py").touch()
+    script = target_scripts.parsed([str(tmp_path / "train.py")])
+    report = scripts.check_script(script, Options(world_sizes=(2, 16, 32)))
+    assert (report.verdict, report.exit_code) == (verdict, code)
+    assert report.runs == first.runs
+    ended = "train.py hangs as a single process at world size 16"
+    assert report.ended == ended
+    assert [(n.what, n.why) for n in report.not_compared[-2:]] == [
+        ("world size 16", ended),
+        ("world size 32", ended),
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.checking import checking
+from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool
 from ddpcheck.report.data import Report
 from ddpcheck.target.options import Options
@@ -77,6 +78,35 @@ class Groups(Around):
                 {"params": [*last.parameters()]}]
 model = Groups
 """,
+    "equal-to-each-other": """
+class Same(nn.Linear):
+    __hash__ = nn.Module.__hash__
+    def __eq__(self, other):
+        return isinstance(other, Same)
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(Same(8, 4), Same(4, 1))
+""",
+    "not-comparable": """
+class Strict(nn.Linear):
+    __hash__ = nn.Module.__hash__
+    def __eq__(self, other):
+        raise TypeError("not comparable")
+class SGD(torch.optim.SGD):
+    def __eq__(self, other):
+        raise TypeError("not comparable")
+class Loss:
+    def __call__(self, output, target):
+        return nn.functional.mse_loss(output, target, reduction=REDUCTION)
+    def __eq__(self, other):
+        raise TypeError("not comparable")
+def optimizer(params):
+    return SGD(params, lr=0.01)
+loss = Loss()
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(Strict(8, 4), Strict(4, 1))
+""",
     "delegates": """
 class Delegates(Around):
     def __getattr__(self, name):
@@ -94,6 +124,7 @@ def check(pool: Pool, folder: Path, source: str, reduction: str) -> Report:
     """Returns the report of a target at world size 2 under DDP."""
     path = folder / "target.py"
     head = HEAD.replace("{reduction}", reduction)
+    source = source.replace("REDUCTION", repr(reduction))
     path.write_text(head + source, encoding="utf-8")
     options = Options(world_sizes=(2,), modes=("ddp",))
     return checking.check(pool, TargetRef(path=str(path)), options)
@@ -132,4 +163,22 @@ def test_batch_norm_that_torch_jit_compiled_is_the_cause(
     assert report.findings[0].summary == (
         "batch norm inside the model's own forward, compiled by torch.jit, "
         "normalises with the mean and variance of the rank's shard"
+    )
+
+
+def test_module_that_has_no_hash_is_no_training_of_torchs(
+    pool: Pool, tmp_path: Path
+) -> None:
+    source = """
+class Counted(nn.Linear):
+    def __eq__(self, other):
+        return self is other
+def model():
+    return nn.Sequential(Counted(8, 1))
+"""
+    with pytest.raises(UsageError) as caught:
+        check(pool, tmp_path, source, "mean")
+    assert caught.value.problem.slug == "target-raises"
+    assert caught.value.problem.found.startswith(
+        "TypeError: unhashable type: 'Counted'"
     )
