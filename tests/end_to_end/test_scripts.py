@@ -244,6 +244,26 @@ for x, y in loader_of(data):
     optimizer.step(closure)
     optimizer.zero_grad()
 """
+# It ends after an update, so a probe starts it again, with another class Own.
+OWN_MODEL = """
+class Own(nn.Linear):
+    pass
+
+
+model = DistributedDataParallel(Own(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader_of(data):
+    assert isinstance(model.module, Own)
+    update(x, y)
+    break
+"""
+SYNCHRONIZED = """
+model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+if WORLD_SIZE > 1:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
 PACKED = """
 sequences = [torch.randn(1 + i * i % 7, 6) for i in range(64)]
 rnn = nn.utils.rnn
@@ -425,7 +445,12 @@ def _line(folder: Path, where: str | None) -> str:
     file, _, number = (where or "").rpartition(":")
     if not file:
         return ""
-    return (folder / file).read_text("utf-8").splitlines()[int(number) - 1].strip()
+    return (
+        (folder / file)
+        .read_text("utf-8")
+        .splitlines()[int(number.split()[0]) - 1]
+        .strip()
+    )
 
 
 def _script(terminal: Terminal, *parts: str) -> str:
@@ -433,7 +458,7 @@ def _script(terminal: Terminal, *parts: str) -> str:
 
 
 def _sharded(terminal: Terminal, *parts: str) -> str:
-    """Writes a script whose only model is sharded."""
+    """Writes a script whose only model is in these parts."""
     return terminal.write("".join((SETUP.replace(MODEL, ""), *parts)), "train.py")
 
 
@@ -456,6 +481,19 @@ def test_script_of_each_kind_is_equivalent(name: str, here: Terminal) -> None:
 @pytest.mark.parametrize("name", SHARDING)
 def test_sharded_script_is_equivalent(name: str, here: Terminal) -> None:
     _assert_equivalent(_check(here, _sharded(here, SHARD, SHARDING[name])))
+
+
+@pytest.mark.slow
+def test_script_with_synchronized_batch_norm_is_equivalent(here: Terminal) -> None:
+    _assert_equivalent(_check(here, _sharded(here, SYNCHRONIZED, TRAIN)))
+
+
+@pytest.mark.slow
+def test_cause_is_found_where_a_probe_starts_the_script_again(here: Terminal) -> None:
+    text = "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    checked = _check(here, _sharded(here, text, OWN_MODEL))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ddpcheck.compare import tree
+from ddpcheck.errors import code_origin
 from ddpcheck.run import private
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.averaged import PlainWrapper
@@ -26,7 +27,9 @@ class Hooks:
     """Forward hooks on all modules of a model; call `remove`.
 
     Calls inside a transform of torch.func (vmap, grad) are ignored: their tensors have
-    no values to record.
+    no values to record. So are calls in which another method stands for `forward`: a
+    library calls training_step by the wrapper, as Lightning does, and the model's own
+    call is inside.
 
     `calls_per_micro`: model calls per micro-batch, after which calls are counted from 0
     again; 0 if the step has no micro-batches.
@@ -66,13 +69,17 @@ class Hooks:
 
     def _attach(self, name: str, module: nn.Module, before: Any, after: Any) -> None:
         given: list[list[Tensor]] = []  # before the target's hooks
+        forward, stands_in = _code_of(module), list[bool]()
 
         def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             given.append(tree.held((args, kwargs)))
 
-        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        def enter(called: nn.Module, args: Any, kwargs: Any) -> Any:
             before_hooks = given.pop() if given else None
             if self.is_paused or private.transforms():
+                return None
+            stands_in.append(_code_of(called) not in (forward, None))
+            if stands_in[-1]:
                 return None
             if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
                 self.calls.clear()
@@ -86,7 +93,7 @@ class Hooks:
             return before(name, call, module, args, kwargs) if before else None
 
         def leave(_: nn.Module, __: Any, output: Any) -> Any:
-            if self.is_paused or private.transforms():
+            if self.is_paused or private.transforms() or stands_in.pop():
                 return None
             call = int(self.open.pop().rpartition("#")[2])
             return after(name, call, module, output)
@@ -105,6 +112,17 @@ class Hooks:
         """Removes all hooks."""
         for handle in self.handles:
             handle.remove()
+
+
+def _code_of(module: nn.Module) -> Any:
+    """Returns the code of a module's forward; None for what the check put there.
+
+    A script that is started again makes its classes anew.
+    """
+    forward = getattr(module.forward, "__func__", module.forward)
+    code = getattr(forward, "__code__", forward)
+    file = getattr(code, "co_filename", "")
+    return None if code_origin.inside_own(file) else code
 
 
 def hooked(model: nn.Module) -> dict[str, nn.Module]:

@@ -183,6 +183,7 @@ class _Hooks:
         ours = dict(contents.named_parameters(self.shown))
         named = contents.named_parameters(made)
         old = {id(p): ours[name] for name, p in named if name in ours}
+        _take_classes(self.shown, made)
         # One model and one wrapper, with their hooks.
         made.__dict__ = self.shown.__dict__
         if self.running.wrapped is not None and self.wrapper is not None:
@@ -233,6 +234,19 @@ class _Step:
     def __globals__(self) -> dict[str, Any]:
         every = self.hooks.running.optimizers
         return {f"optimizer{i}": one for i, one in enumerate(every)}
+
+
+def _take_classes(model: nn.Module, made: nn.Module) -> None:
+    """Gives modules the classes of those that a new start of the script has made.
+
+    It has defined its own classes anew, and may ask for an instance of them.
+    """
+    new = {name: type(module) for name, module in contents.named_modules(made)}
+    for name, module in contents.named_modules(model):
+        kind = new.get(name, type(module))
+        names = type(module).__module__, type(module).__qualname__
+        if names == ("__main__", kind.__qualname__):
+            module.__class__ = kind
 
 
 def _is_of_library(kind: type) -> bool:

@@ -35,6 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ddpcheck.errors import code_origin
 from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
+from ddpcheck.run.model import batch_norm
 from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process import callers, isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
@@ -101,6 +102,8 @@ class Driver:
             isolation.seed_everything(_SEED + self.seat.rank)
             if self.script.cuda_as_cpu:
                 self._patches.enter_context(cuda_as_cpu.mapped(self.script.devices))
+            on_device = batch_norm.sync_batch_norm_on(self.seat.device)
+            self._patches.enter_context(on_device)
             self._patches.enter_context(self._patched())
             self._patches.enter_context(self._without_traces())
         try:
