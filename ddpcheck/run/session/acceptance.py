@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import cut
 from ddpcheck.report.data import JUDGED, Fault, Finding, Run, Verdict
-from ddpcheck.report.render import status, wording
+from ddpcheck.report.render import numbers, status, wording
 from ddpcheck.run.modes.registry import mode_of
 from ddpcheck.run.modes.sim import SIM
+from ddpcheck.run.session import assemble
 from ddpcheck.run.spec import CUT_OFF
 
 # Slugs for which the single process trains and ranks fail: accepting one accepts that.
@@ -72,7 +73,10 @@ def accept(
         runs,
         findings,
         lambda finding, _: reasons.get(finding.slug),
-        lambda finding, index: _beyond(runs[index], index, findings, finding, reasons),
+        lambda finding, index: (
+            _beyond(runs[index], index, findings, finding, reasons)
+            or _larger(runs, index, finding)
+        ),
     )
 
 
@@ -153,6 +157,23 @@ def _beyond(
             "the ranks disagree, and no run shows that they do so by this cause alone"
         )
     return ""
+
+
+def _larger(runs: Sequence[Run], index: int, finding: Finding) -> str:
+    """Returns by how much a run without a proof differs more than those with one.
+
+    A second cause may hide in it: simulated ranks can try no fix.
+    """
+    proven = [assemble.worst_excess(runs[i]) for i in finding.proven_runs]
+    if not proven or index in finding.proven_runs:
+        return ""
+    now, most = assemble.worst_excess(runs[index]), max(proven)
+    if now <= _FAR * most:
+        return ""
+    return (
+        f"excess {numbers.excess(now)}, where the runs that are shown to differ by "
+        f"{finding.slug} alone have {numbers.excess(most)}"
+    )
 
 
 def failed(run: Run) -> str:

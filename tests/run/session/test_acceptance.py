@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,31 @@ def test_run_that_was_not_judged_makes_no_pass_unless_other_modes_stand_for_it(
     known = replace(_finding(SLUG, 0), accepted="by design")
     assert acceptance.verdict([differs, left], [known]) == verdict
     assert acceptance.verdict([differs, left], []) == "divergent"
+
+
+@pytest.mark.parametrize(("times", "code"), [(9.0, "equivalent"), (11.0, "divergent")])
+def test_run_without_a_proof_that_differs_by_far_more_is_not_covered(
+    times: float, code: str
+) -> None:
+    first = sample.divergent_run()
+    worst = first.gradients.worst
+    assert worst is not None
+    large = replace(worst, excess=times * assemble.worst_excess(first))
+    gradients = replace(first.gradients, worst=large)
+    runs = [first, replace(first, mode="sim", world_size=256, gradients=gradients)]
+    finding = replace(_finding(SLUG, 0, 1), proven_runs=(0,))
+    marked = acceptance.accept(runs, [finding], REASONS)
+    assert acceptance.verdict(runs, marked) == code
+    if code == "divergent":
+        assert [(f.runs, f.accepted) for f in marked] == [
+            ((0,), "by design"),
+            ((1,), None),
+        ]
+        assert re.search(
+            r"not accepted in sim W=256: excess \S+, where the runs that are shown to "
+            rf"differ by {SLUG} alone have \S+$",
+            marked[1].facts[-1],
+        )
 
 
 def test_acceptance_says_which_runs_it_leaves_out_and_why() -> None:
