@@ -475,7 +475,8 @@ def _headline(report: Report) -> str:
         if status.run_why(report, index) and not causes
     ]
     word = status.WORDS[status.report_status(report)]
-    nothing = "cause unknown" if report.verdict == "divergent" else _NOTHING
+    unknown = report.verdict == "divergent"
+    nothing = "cause unknown" if unknown else report.ended or _NOTHING
     reasons = ", ".join(dict.fromkeys(causes)) or nothing
     return one_line(f"{word}: {reasons}")
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddpcheck import api
 from ddpcheck.plugin import fixture
 from ddpcheck.report.data import Report
 from ddpcheck.target import options
+from tests.report.render import sample
 
 TARGET = """\
 import torch
@@ -254,3 +256,11 @@ def test_checks_of_threads_take_turns(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.stdout == "['equivalent', 'equivalent']\n", done.stderr
+
+
+def test_error_of_a_check_that_ended_early_begins_with_why() -> None:
+    ended = "ended by --deadline-s 8 after 1 of 2 runs"
+    report = sample.equivalent()
+    report = replace(report, verdict="not-checked", exit_code=3, ended=ended)
+    text = str(api.DivergenceError(report))
+    assert text.startswith(f"not checked: {ended}\n")
