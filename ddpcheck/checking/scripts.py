@@ -371,7 +371,7 @@ def _opened(
             pool.device = options.run_device
             yield pool
         return
-    libraries = scripts.libraries(script)
+    libraries = every = scripts.libraries(script)
     while True:
         what = preload(libraries)
         with (
@@ -392,7 +392,10 @@ def _opened(
             if not pool.unfit:
                 yield pool
                 return
-        libraries = ()  # one of them starts threads: processes import it themselves
+        # One starts threads: processes import it themselves, or all if others do, too.
+        unfit = scripts.package(pool.unfit)
+        fit = tuple(name for name in libraries if scripts.package(name) != unfit)
+        libraries = fit if libraries == every else ()
 
 
 def _ref(script: Script, known: Known) -> TargetRef:

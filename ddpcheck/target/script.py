@@ -155,8 +155,8 @@ def libraries(script: Script) -> tuple[str, ...]:
     before the ranks are forked, they need not be imported by each.
     """
     try:
-        tree = ast.parse(script.source)
-    except (SyntaxError, ValueError):
+        tree = ast.parse(script.source or _source_of(script.module))
+    except (SyntaxError, ValueError, ImportError, OSError):
         return ()
     names: dict[str, None] = {}
     for node in ast.walk(tree):
@@ -164,7 +164,31 @@ def libraries(script: Script) -> tuple[str, ...]:
             names |= dict.fromkeys(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {f"{node.module}:{alias.name}": None for alias in node.names}
-    return tuple(name for name in names if _is_installed(_PACKAGE.split(name)[0]))
+    return tuple(name for name in names if _is_installed(package(name)))
+
+
+def package(name: str) -> str:
+    """Returns the package of a name in `libraries`."""
+    return _PACKAGE.split(name)[0]
+
+
+def _source_of(module: str) -> bytes:
+    """Returns the source of a module, b"" without one; nothing is imported for it."""
+    first, *others = module.split(".")
+    found = importlib.util.find_spec(first) if first else None
+    folders = list(found.submodule_search_locations or ()) if found else []
+    files = [
+        file
+        for folder in folders
+        for file in (
+            Path(folder, *others).with_suffix(".py"),
+            Path(folder, *others, "__main__.py"),
+        )
+        if file.is_file()
+    ]
+    if not files and found and found.origin and not others:
+        files = [Path(found.origin)]
+    return files[0].read_bytes() if files else b""
 
 
 def _is_installed(package: str) -> bool:

@@ -248,10 +248,24 @@ def test_pool_passes_over_what_cannot_be_imported_and_reports_threads(
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
         encoding="utf-8",
     )
+    # As the one that jemalloc starts for pyarrow, and stops before a fork.
+    (tmp_path / "stopping.py").write_text(
+        "import threading, time, pathlib\n"
+        "def run():\n"
+        "    task = pathlib.Path(f'/proc/self/task/{threading.get_native_id()}/comm')\n"
+        "    task.write_text('jemalloc_bg_thd')\n"
+        "    named.set()\n"
+        "    time.sleep(60)\n"
+        "named = threading.Event()\n"
+        "threading.Thread(target=run, daemon=True).start()\n"
+        "named.wait()\n",
+        encoding="utf-8",
+    )
     (tmp_path / "leaving.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     for names, unfit in (
         (("no_such_module", "leaving", "json"), ""),
+        (("stopping", "json"), ""),
         (("json", "threaded", "csv"), "threaded"),
     ):
         with Pool(Preload(libraries=names)) as pool:

@@ -228,12 +228,20 @@ def _has_opened_a_gpu() -> bool:
     return torch is not None and torch.cuda.is_initialized()
 
 
+# What jemalloc calls its own: it stops it before a fork. pyarrow has one.
+_READY_TO_FORK = "jemalloc_bg_thd"
+
+
 def _count_threads() -> int:
     """Returns the number of threads: forking a process with several is unsafe."""
     try:
-        return len(list(Path("/proc/self/task").iterdir()))
+        names = [
+            (task / "comm").read_text(encoding="utf-8", errors="replace").strip()
+            for task in Path("/proc/self/task").iterdir()
+        ]
     except OSError:
         return threading.active_count()
+    return len(names) - names.count(_READY_TO_FORK)
 
 
 if SETTINGS in os.environ:
