@@ -169,6 +169,10 @@ DECISIONS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
         "sync/momentum-restored-on-the-first-rank",
         (Switch.FIRST_RANK,),
     ),
+    "what-rank-0-alone-does": (
+        "sync/weights-rounded-for-a-log-of-the-first-rank",
+        (Switch.SECOND_RANK,),
+    ),
     "first-rank-in-a-model": (
         "graph/depth-by-dice-seeded-with-the-rank",
         (Switch.FIRST_RANK,),
@@ -267,6 +271,7 @@ WRAPPERS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
 }
 ORDERS = Substitute(boundary="orders")
 SHARDS: dict[str, tuple[str, tuple[Intervention, ...]]] = {
+    "batches-by-budget": ("data/batches-by-budget", (Switch.EMPTY_BATCHES,)),
     "loader-in-turn": (
         "data/loader-without-its-sampler",
         (ORDERS, Switch.LOADER_STRIDES),

@@ -13,8 +13,8 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds what makes ranks decide alike."""
     if fix is Switch.MEAN_OF_NUMBERS or fix is Switch.SUM_OF_NUMBERS:
         share_numbers(draft, wanted, sums=fix is Switch.SUM_OF_NUMBERS)
-    elif fix is Switch.FIRST_RANK:
-        act_as_first(draft, wanted)
+    elif fix is Switch.FIRST_RANK or fix is Switch.SECOND_RANK:
+        act_as_one_rank(draft, wanted, rank=int(fix is Switch.SECOND_RANK))
     elif isinstance(fix, Substitute) and fix.boundary == "schedule":
         share_schedule(draft, wanted)
     elif fix is Switch.GRADIENTS_AS_LEFT and not wanted.attempt:
@@ -72,7 +72,7 @@ def share_numbers(draft: Draft, wanted: Wanted, *, sums: bool) -> None:
     draft.around.append("Shared()")
 
 
-_FIRST = 'mock.patch.object({owner}, "{name}", lambda *_: 0)'
+_RANK = 'mock.patch.object({owner}, "{name}", lambda *_: {rank})'
 _IMPORTED = re.compile(r"^from torch\.distributed import .*\bget_rank\b", re.MULTILINE)
 # A function that returns the rank; one that compares it returns another value.
 _OWN = re.compile(
@@ -81,16 +81,16 @@ _OWN = re.compile(
 )
 
 
-def act_as_first(draft: Draft, wanted: Wanted) -> None:
-    """Gives code that asks for its rank the answer 0: all ranks do what rank 0 does."""
+def act_as_one_rank(draft: Draft, wanted: Wanted, rank: int = 0) -> None:
+    """Gives code that asks for its rank this answer: all do what that rank does."""
     draft.imports.add("from unittest import mock")
     source = wanted.facts.source
     own = _OWN.search(source)
-    first = _FIRST.format(owner="dist", name="get_rank")
+    first = _RANK.format(owner="dist", name="get_rank", rank=rank)
     if own and source.count("get_rank") == 1:
-        first = _FIRST.format(owner="original", name=own[1])
+        first = _RANK.format(owner="original", name=own[1], rank=rank)
     elif _IMPORTED.search(source):
-        first = _FIRST.format(owner="original", name="get_rank")
+        first = _RANK.format(owner="original", name="get_rank", rank=rank)
     for contexts in (draft.around, draft.building):
         if first not in contexts:
             contexts.append(first)
@@ -114,6 +114,6 @@ def share_schedule(draft: Draft, wanted: Wanted) -> None:
 
 def act_as_one(draft: Draft, wanted: Wanted) -> None:
     """Lets each rank do what the single process does: as of the parts of a whole."""
-    act_as_first(draft, wanted)
+    act_as_one_rank(draft, wanted)
     draft.around.append(_ONE)
     draft.building.append(_ONE)

@@ -24,7 +24,7 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     elif wanted.facts.has_train_step:
         whole_steps.give_all_rows(draft, wanted)
     if is_of_rank:
-        decisions.act_as_first(draft, wanted)
+        decisions.act_as_one_rank(draft, wanted)
     elif wanted.attempt:
         draft.optimizer += "torch.manual_seed(0)  # the same numbers on all ranks\n"
     return True

@@ -17,6 +17,8 @@ from ddpcheck.run.intervention import (
     found,
 )
 
+_OF_ALL_SAMPLES = Switch.STATISTICS_OF_ALL_RANKS, Switch.EMPTY_BATCHES
+
 
 def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
     """Adds the step, or the loss that the model computes itself."""
@@ -24,7 +26,8 @@ def add(fix: Intervention, wanted: Wanted, draft: Draft) -> bool:
         give_all_to_model(draft, wanted, fix.modules)
         return True
     is_substitute = isinstance(fix, Substitute) and fix.boundary == "batches"
-    is_known = is_substitute or fix is Switch.STATISTICS_OF_ALL_RANKS
+    # With all samples, all ranks cut them into the same batches.
+    is_known = is_substitute or fix in _OF_ALL_SAMPLES
     is_counted = isinstance(fix, GlobalLoss | CountMicroBatches)
     if not wanted.facts.has_train_step or not (
         is_known or is_counted or gathers.is_of_layout(fix)
