@@ -32,6 +32,7 @@ from ddpcheck.report.data import (
     Report,
     Run,
     Tolerance,
+    Verdict,
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.session import acceptance
@@ -40,6 +41,7 @@ from ddpcheck.target.options import Options
 from ddpcheck.target.script import Script
 from ddpcheck.target.target import TargetRef
 
+_EMPTY = "no update of the resumed run was compared"
 _NOT_SEEN = NotCompared(
     what="averages of weights, gradient scalers and files of logs after the resume",
     why="only the model, its optimizers and the samples are followed",
@@ -182,11 +184,14 @@ def _report(
     found: Compared,
     seconds: float,
 ) -> Report:
+    verdict: Verdict = "divergent" if found.findings else "equivalent"
+    is_empty = not (found.findings or (found.tensors and found.updates))
     run = Run(
         mode=RESUME,
         world_size=world_size,
         dtype="float32",
-        verdict="divergent" if found.findings else "equivalent",
+        verdict="not-checked" if is_empty else verdict,
+        why=_EMPTY if is_empty else "",
         weights=Quantity(compared=found.tensors, mismatched=found.lost),
         seconds=seconds,
     )
