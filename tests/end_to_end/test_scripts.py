@@ -743,6 +743,47 @@ def test_hook_that_sums_gradients_is_named(here: Terminal) -> None:
     assert (checked.ended.exit_code, checked.slug) == (1, "sync/comm-hook-semantics")
 
 
+REDIRECTED = """
+inner = model.module if WORLD_SIZE > 1 else model
+
+
+def step(x, y):
+    output = inner(x)
+    return (output - output.max(0).values).square().mul(y.square()).mean()
+
+
+class _ForwardRedirection:  # as Lightning's
+    def __call__(self, *args):
+        before = inner.forward
+
+        def redirected(*args):
+            inner.forward = before
+            return step(*args)
+
+        inner.forward = redirected
+        return model(*args)
+
+
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    (_ForwardRedirection() if WORLD_SIZE > 1 else step)(x, y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_loss_that_couples_samples_in_a_redirected_forward_is_named(
+    here: Terminal,
+) -> None:
+    setup = SETUP.replace(
+        "DistributedDataParallel(nn.Linear(6, 3))",
+        "nn.Linear(6, 3)\nmodel = DistributedDataParallel(model) "
+        "if WORLD_SIZE > 1 else model",
+    )
+    checked = _check(here, here.write(setup + REDIRECTED, "train.py"))
+    assert (checked.ended.exit_code, checked.slug) == (1, "loss/batch-coupled")
+
+
 @pytest.mark.slow
 def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
     name = _script(here, ARGUMENTS)

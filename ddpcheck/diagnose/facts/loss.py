@@ -322,8 +322,9 @@ def whole_model_fix(case: Case) -> Interventions:
     Only if modules are sound on a shard, so that the loss is wrong; () for others. In a
     model with batch norms it would also fix these.
     """
+    is_redirected = any(rank.is_redirected for rank in case.probed_ranks)
     is_of_loss = (
-        is_made_by_the_model(case)
+        (is_redirected or is_made_by_the_model(case))
         and case.run.ranks_agree
         and not case.run.faults
         and not case.facts["has_batch_norm"]

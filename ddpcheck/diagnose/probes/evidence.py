@@ -186,6 +186,7 @@ class RankEvidence:
     # In order: F a forward of a wrapper, P a call past the wrapper, B a backward.
     events: str = ""
     past_wrapper: tuple[str, ...] = ()  # modules called past their wrapper
+    is_redirected: bool = False  # the wrapper calls another method than forward
     defects: tuple[Defect, ...] = ()  # collectives with wrong results
     failed: str | None = None
 

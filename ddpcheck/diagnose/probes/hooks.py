@@ -41,6 +41,7 @@ class Hooks:
     calls: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     is_paused: bool = False
+    is_redirected: bool = False  # a call of the model stood for another method
     # Calls, as "NAME#CALL", whose input was replaced by a hook of the target.
     remade: set[str] = field(default_factory=set)
 
@@ -80,6 +81,7 @@ class Hooks:
                 return None
             stands_in.append(_code_of(called) not in (forward, None))
             if stands_in[-1]:
+                self.is_redirected |= not name
                 return None
             if not name and self.calls.get("", 0) == self.calls_per_micro > 0:
                 self.calls.clear()

@@ -207,6 +207,7 @@ class _Probe:
             written_by_backward=tuple(sorted(written.by_backward)),
             events="".join(self.seen.events),
             past_wrapper=tuple(sorted(past_wrapper)),
+            is_redirected=calls.hooks.is_redirected,
             direct=tuple(gradients.past_cuts(wrapped, self.reader)),
             loss=done.loss,
             divides_by_all=self._constant(batch),

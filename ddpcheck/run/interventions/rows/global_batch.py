@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections import Counter
@@ -34,8 +35,36 @@ _sees_all: ContextVar[bool] = ContextVar("sees_all", default=False)
 
 
 def see_all_rows(module: nn.Module, *, hides: bool) -> None:
-    """Makes a module compute on the rows of all ranks and return this rank's."""
-    forward = _with_its_hooks(module)
+    """Makes a module compute on the rows of all ranks and return this rank's.
+
+    Also if its forward is replaced later: Lightning puts training_step in its place for
+    a call of the wrapper.
+    """
+    module.forward = _of_all_ranks(module, _with_its_hooks(module), hides=hides)
+    with contextlib.suppress(TypeError):  # classes that have another layout
+        module.__class__ = _seeing_all(type(module), hides=hides)
+
+
+_SEES_ALL = "sees_all_rows"  # on a forward: it computes on the rows of all ranks
+
+
+def _seeing_all(kind: type, *, hides: bool) -> type:
+    """Returns the class whose modules see all rows in each forward they are given."""
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name == "forward" and not hasattr(value, _SEES_ALL):
+            value = _of_all_ranks(self, value, hides=hides)
+        super(made, self).__setattr__(name, value)  # type: ignore[arg-type]
+
+    names = {"__setattr__": set_attribute, "__module__": kind.__module__}
+    made = type(kind.__name__, (kind,), names)
+    return made
+
+
+def _of_all_ranks(
+    module: nn.Module, forward: Callable[..., Any], *, hides: bool
+) -> Callable[..., Any]:
+    """Returns the forward that computes on the rows of all ranks."""
     compute = functools.partial(alone_with_backward, forward) if hides else forward
 
     def global_forward(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +90,8 @@ def see_all_rows(module: nn.Module, *, hides: bool) -> None:
             _sees_all.reset(token)
         return _own_rows(whole, next(iter(sizes.values()), (1,)))
 
-    module.forward = global_forward
+    setattr(global_forward, _SEES_ALL, True)
+    return global_forward
 
 
 def _with_its_hooks(module: nn.Module) -> Callable[..., Any]:
