@@ -99,7 +99,7 @@ TEXTS: dict[str, Callable[[], object]] = {
 }
 # DataParallel's algorithm calls it; the emulation relies on what it makes.
 _OF_TORCH = {"_replicate_for_data_parallel"}
-# Python's own, ddpcheck's, and Lightning's.
+# Python's own, and ddpcheck's.
 _OTHER = {
     "_getframe",
     "_forkserver",
@@ -112,7 +112,6 @@ _OTHER = {
     "_ddpcheck_is_held",
     "_ddpcheck_calls",
     "_ddpcheck_divide_factor",
-    "_ForwardRedirection",
 }
 
 
