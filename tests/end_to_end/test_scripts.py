@@ -984,6 +984,50 @@ def test_own_batch_sampler_whose_epoch_is_not_set_is_divergent(
     assert checked.line == "for x, y in loader:"
 
 
+ALWAYS_WRAPPED = """
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+model = DistributedDataParallel(Spare()OPTIONS)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.slow
+def test_unused_parameter_of_a_model_that_is_always_wrapped_is_named(
+    here: Terminal,
+) -> None:
+    """The reducer of a single process would raise as well."""
+    model = ALWAYS_WRAPPED.replace("OPTIONS", "")
+    checked = _check(here, _script(here, model, TRAIN))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "graph/unused-parameter"
+    assert checked.line == "mse_loss(model(x), y).backward()"
+    model = ALWAYS_WRAPPED.replace("OPTIONS", ", find_unused_parameters=True")
+    _assert_equivalent(_check(here, _script(here, model, TRAIN)))
+
+
+HOOKED = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+model.register_comm_hook(None, bf16_compress_hook)
+"""
+
+
+@pytest.mark.slow
+def test_hook_that_rounds_gradients_of_one_process_too_is_equivalent(
+    here: Terminal,
+) -> None:
+    checked = _check(here, _script(here, HOOKED, TRAIN))
+    assert (checked.ended.exit_code, checked.slug) == (0, None), checked.shown
+
+
 UNUSED = """
 class Spare(nn.Module):
     def __init__(self):

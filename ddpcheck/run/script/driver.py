@@ -182,6 +182,7 @@ class Driver:
     def _patched(self) -> Iterator[None]:
         own = {
             (DistributedDataParallel, "__init__"): self._ddp_init,
+            (DistributedDataParallel, "register_comm_hook"): self._register_hook,
             (Optimizer, "__init__"): self._optimizer_init,
             (dist, "init_process_group"): self._init_process_group,
             (dist, "destroy_process_group"): self._destroy_process_group,
@@ -227,7 +228,7 @@ class Driver:
         def stopping(wrapper: Any, module: nn.Module, *args: Any, **kw: Any) -> None:
             if self.wrapping is not None:
                 init(wrapper, module, *args, **kw)
-                self.on_wrapped(wrapper)
+                self._built(wrapper)
                 return
             self.wrapping = module
             self.passes("wrap")
@@ -235,10 +236,28 @@ class Driver:
             # The check may have put something around it: the current one is called.
             DistributedDataParallel.__init__(wrapper, module, *args, **kw)
             self.wrapped = wrapper
-            self.on_wrapped(wrapper)
+            self._built(wrapper)
             self.stop("wrapped")
 
         return stopping
+
+    def _built(self, wrapper: Any) -> None:
+        """Lets the wrapper of a single process reduce nothing, as it has no other rank.
+
+        Else its reducer would raise there, too, where the model is not what it needs:
+        one that uses all parameters, each once. A hook of the script's on it may change
+        gradients; then it is called.
+        """
+        if not self.seat.world_size:
+            wrapper.require_backward_grad_sync = False
+        self.on_wrapped(wrapper)
+
+    def _register_hook(self, register: Callable[..., None]) -> Callable[..., None]:
+        def registering(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            wrapper.require_backward_grad_sync = True
+            register(wrapper, *args, **kwargs)
+
+        return registering
 
     def _fully_shard(self, shard: sharded.Shard) -> sharded.Shard:
         def stopping(module: Any, **kwargs: Any) -> Any:
