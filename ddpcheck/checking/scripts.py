@@ -28,6 +28,7 @@ from ddpcheck.checking import (
 )
 from ddpcheck.checking.script_endings import Endings, steps
 from ddpcheck.diagnose import script_data
+from ddpcheck.diagnose.facts import rank_table
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import DeadlineError, EndedError, Problem, UsageError
 from ddpcheck.ranks import made
@@ -699,6 +700,7 @@ def _of_faults(
         line + frames.in_users(fault.stack)
         for line, fault in zip(lines, faults, strict=True)
     ]
+    where = rank_table.where(frames.users(first.stack))
     if why is not None:
         return Finding(
             slug=why.slug,
@@ -706,6 +708,7 @@ def _of_faults(
             runs=(run,),
             summary=why.summary,
             facts=tuple(lines),
+            where=where,
             fix=why.fix,
         )
     return Finding(
@@ -715,7 +718,7 @@ def _of_faults(
         summary=f"on {world_size} ranks the script does not go on where a single "
         f"process does: rank {first.rank} {_HOW[first.kind]}",
         facts=tuple(lines),
-        where=place.short if (place := frames.users(first.stack)) else None,
+        where=where,
     )
 
 
