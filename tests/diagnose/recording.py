@@ -111,6 +111,8 @@ class Replay(Session):
             device="cpu",
             timeout_s=_POOL_TIMEOUT_S,
             is_given=False,
+            is_in_time=True,
+            bounded=lambda _: contextlib.nullcontext(),
             open=lambda *_: None,
             retire=lambda *_: None,
         )
