@@ -6,8 +6,6 @@ samples are equal, or its shards have equal counts, some errors cannot be detect
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ddpcheck.compare import tolerance
 from ddpcheck.errors.problem import cut, usage_error
 from ddpcheck.ranks.pool import SOLO
@@ -45,7 +43,7 @@ def check_repeats(
     if part is not None:
         raise usage_error(
             slug="target-batch-unseeded",
-            message=f"{_name(session)}: two calls of batch() return different data",
+            message=f"{session.ref.name}: two calls of batch() return different data",
             expected="the same global batch from every call, in every process",
             found=f"{part or 'the batch'} differs between two calls of batch()",
             fix="draw from generators that batch() seeds: "
@@ -84,7 +82,7 @@ def check_lists(
         if mended.verdict == "equivalent":
             raise usage_error(
                 slug="target-batch-undivided",
-                message=f"{_name(session)}: {cut(lists)} cannot be cut into shards",
+                message=f"{session.ref.name}: {cut(lists)} cannot be cut into shards",
                 expected="tensors whose dimension 0 is the sample, in tuples and dicts",
                 found="a list with a number for each sample, whole on every rank",
                 fix="make it a tensor: torch.tensor(numbers)",
@@ -153,7 +151,3 @@ def _order_warning(
         f"{worst.name} differs by {worst.rel_diff:.3g} at world size {run.world_size}; "
         "here all shards have equal counts, or the samples of one shard belong together"
     ]
-
-
-def _name(session: Session) -> str:
-    return Path(session.ref.path or "").name or str(session.ref.factory or "target")

@@ -11,7 +11,6 @@ import platform
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ddpcheck.checking import plan
 from ddpcheck.compare import tolerance
@@ -145,7 +144,7 @@ def unchecked(ref: TargetRef, why: str, exit_code: int, *, ended: str = "") -> R
         verdict="not-checked",
         exit_code=exit_code,
         target=TargetInfo(
-            name=_name(ref), path=path, sha256=targets.sha256(path) if path else ""
+            name=ref.name, path=path, sha256=targets.sha256(path) if path else ""
         ),
         tolerance=Tolerance(rtol=0.0, origin="nothing was compared"),
         environment=_versions(),
@@ -159,7 +158,7 @@ def _target_info(ref: TargetRef, base: ReferenceResult) -> TargetInfo:
     facts = base.facts
     assert base.spec is not None
     return TargetInfo(
-        name=_name(ref),
+        name=ref.name,
         path=path,
         sha256=targets.sha256(path) if path else "",
         model=facts["model"],
@@ -189,10 +188,6 @@ def _scope(ref: TargetRef, base: ReferenceResult, outcomes: list[RunOutcome]) ->
         checked.append(f"accumulation ({facts['backwards']} backwards an update)")
     left = [p for p in _PARTS if not any(f.startswith(p) for f in found)]
     return Scope(checked=(*checked, *sorted(found)), not_checked=tuple(left))
-
-
-def _name(ref: TargetRef) -> str:
-    return Path(ref.path or "").name or str(ref.factory or "target")
 
 
 def _rounded_starts(outcomes: list[RunOutcome]) -> list[str]:

@@ -199,7 +199,9 @@ def _report(
     findings: list[Finding] = acceptance.accept([run], own, options.accept)
     verdict = acceptance.verdict([run], findings)
     base = reporting.unchecked(
-        TargetRef(path=script.path or None, is_script=True), "", EXIT_CODES[verdict]
+        TargetRef(path=script.path or None, module=script.module, is_script=True),
+        "",
+        EXIT_CODES[verdict],
     )
     warnings: tuple[str, ...] = ()
     if found.start != options.resume_at:

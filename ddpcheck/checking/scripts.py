@@ -402,6 +402,7 @@ def _opened(
 def _ref(script: Script, known: Known) -> TargetRef:
     return TargetRef(
         path=script.path or None,
+        module=script.module,
         factory="ddpcheck.run.script.as_target:load",
         arguments=(("script", script), ("known", known)),
         is_script=True,

@@ -62,6 +62,12 @@ class TargetRef:
     is_script: bool = False  # which is in `path`, and which the factory makes it of
     is_plain: bool = False
     source: str | None = None
+    module: str = ""  # of a script that is run as `python -m` runs one
+
+    @property
+    def name(self) -> str:
+        """The name for messages: "train.py", "package.train"."""
+        return Path(self.path or "").name or self.module or self.factory or "target"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

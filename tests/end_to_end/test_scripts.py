@@ -795,7 +795,9 @@ def test_module_of_a_package_reads_a_relative_path(terminal: Terminal) -> None:
     (package / "rates.py").write_text("RATE = float(open('rate.txt').read())\n")
     use = "\nfrom .rates import RATE\noptimizer.param_groups[0]['lr'] = RATE\n"
     (package / "train.py").write_text(SETUP + use + TRAIN, encoding="utf-8")
-    _assert_equivalent(_check(terminal, "-m", "package.train"))
+    checked = _check(terminal, "-m", "package.train")
+    _assert_equivalent(checked)
+    assert checked.ended.stdout.startswith("ddpcheck package.train: Linear, ")
 
 
 @pytest.mark.slow
