@@ -120,7 +120,7 @@ def sound(
         by_passes: whether the optimizers' numbers follow the passes over the data.
     """
     found = with_own_noise(scaled(findings, runs, rows), runs)
-    return of_passes(found, runs) if by_passes else found
+    return of_passes(found, runs) if by_passes and _grow(rows) else found
 
 
 def of_passes(findings: Sequence[Finding], runs: Sequence[Run]) -> tuple[Finding, ...]:
@@ -161,16 +161,25 @@ def scaled(
         rows: the facts of the script.
     """
     rates = [row for row in rows if row.what.startswith("learning rate")]
-    batches = [row for row in rows if row.what.startswith("samples of an update")]
-    grows = bool(batches) and all(
-        row.ranks == row.single * row.world_size for row in batches
-    )
-    if not grows or not any(_is_scaled(rates, power) for power in (1.0, 0.5)):
+    if (
+        not _of_samples(rows)
+        or not _grow(rows)
+        or not any(_is_scaled(rates, power) for power in (1.0, 0.5))
+    ):
         return tuple(findings)
     return tuple(
         dataclasses.replace(one, accepted=_SCALED) if _is_of_rates(one, runs) else one
         for one in findings
     )
+
+
+def _of_samples(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.what.startswith("samples of an update")]
+
+
+def _grow(rows: Sequence[Row]) -> bool:
+    """Returns whether updates have W times the samples, as far as that is known."""
+    return all(r.ranks == r.single * r.world_size for r in _of_samples(rows))
 
 
 _SCALED = (

@@ -244,6 +244,23 @@ def test_number_of_a_schedule_that_follows_the_passes_is_accepted() -> None:
     assert alone.accepted is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "is_accepted"),
+    [
+        ((), True),
+        ((_row("samples of an update", 8, 16),), True),
+        ((_row("samples of an update", 16, 16),), False),
+    ],
+)
+def test_schedule_of_passes_is_accepted_where_updates_have_more_samples(
+    rows: tuple[Row, ...],
+    is_accepted: bool,  # noqa: FBT001
+) -> None:
+    run = _run(EQUAL, _off(0.1, 9.0, 9.0))
+    (found,) = script_verdicts.sound([RATES], [run], rows, by_passes=True)
+    assert (found.accepted is not None) == is_accepted
+
+
 NOISE = Finding(
     slug="rng/stochastic-layer",
     link="forward",
