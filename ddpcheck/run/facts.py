@@ -38,14 +38,16 @@ LARGE = 64 << 20  # bytes of a model above which a process uses all cores
 class KeptOtherwise:
     """External state of a rank that differs from the single-process run.
 
-    `step`: the first after which it differed, by `rel_diff`. `is_weight`: it is a
-    parameter, as in an average of the model; `is_trained`: it has a gradient;
-    `is_buffer`: it is a buffer. `size`: its number of elements. `has_fewer_rows`: it
-    holds the rank's own samples, and is not compared.
+    `step`: the first after which it differed, by `rel_diff` at most and by `mean_diff`
+    on average, with its sign. `is_weight`: it is a parameter, as in an average of the
+    model; `is_trained`: it has a gradient; `is_buffer`: it is a buffer. `size`: its
+    number of elements. `has_fewer_rows`: it holds the rank's own samples, and is not
+    compared.
     """
 
     step: int
     rel_diff: float = 0.0
+    mean_diff: float = 0.0
     is_weight: bool = False
     is_trained: bool = False
     is_buffer: bool = False

@@ -8,7 +8,7 @@ import pytest
 
 from ddpcheck.ranks.pool import Pool
 from tests.corpus import programs
-from tests.diagnose.head import HEAD
+from tests.diagnose.head import HEAD, STEP
 from tests.diagnose.test_rules import checked
 
 pytestmark = [pytest.mark.corpus, pytest.mark.usefixtures("causes_alone")]
@@ -180,6 +180,30 @@ def test_finding_says(name: str, pool: Pool, tmp_path: Path) -> None:
     summary, facts = TOLD[name]
     (finding,) = checked(pool, tmp_path, programs.source(name)).findings
     assert (finding.summary, finding.facts) == (summary, facts)
+
+
+KEPT_ROWS = f"""
+model = nn.Linear(4, 3)
+class Memory:
+    rows = torch.arange(24.0).double()[:, None].expand(24, 3) * 100
+memory = Memory()
+{STEP}
+    output = model(x)
+    (output - memory.rows.mean(0) / 1000).square().mean().backward()
+    optimizer.step()
+    memory.rows = torch.cat([output.detach(), memory.rows])[:24]
+"""
+
+
+def test_rows_that_differ_as_much_on_all_ranks_are_of_the_shards(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (finding,) = checked(pool, tmp_path, HEAD + KEPT_ROWS).findings
+    assert finding.summary == (
+        "state outside the model's parameters and buffers is updated from the local "
+        "shard: DDP does not broadcast it, so every rank continues with the state of "
+        "its own data"
+    )
 
 
 def test_state_that_all_ranks_update_alike_is_no_doing_of_a_shard(

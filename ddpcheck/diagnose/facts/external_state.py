@@ -85,6 +85,9 @@ def _is_alike(
     per_rank: Sequence[Mapping[str, KeptOtherwise]], name: str, far: float
 ) -> bool:
     told = [found.get(name) for found in per_rank]
+    means = [t.mean_diff for t in told if t]
+    if not means or max(means) - min(means) > _SAME * far:
+        return False
     return all(t and math.isclose(t.rel_diff, far, rel_tol=_SAME) for t in told)
 
 

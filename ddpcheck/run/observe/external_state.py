@@ -158,6 +158,7 @@ def compare_state(
             difference = KeptOtherwise(
                 step=step,
                 rel_diff=apart,
+                mean_diff=_apart_on_average(place.value, reference),
                 is_weight=place.is_weight,
                 is_trained=place.value.grad is not None,
                 is_buffer=place.is_buffer,
@@ -184,8 +185,17 @@ def _has_fewer_rows(value: Tensor, reference: Tensor) -> bool:
 
 
 def _apart(value: Tensor, reference: Tensor) -> float:
+    return float(_differences(value, reference).abs().max())
+
+
+def _apart_on_average(value: Tensor, reference: Tensor) -> float:
+    """Returns the mean difference: other rows may be as far apart at most."""
+    return float(_differences(value, reference).mean())
+
+
+def _differences(value: Tensor, reference: Tensor) -> Tensor:
     mine, theirs = value.detach().double(), reference.double()
-    return float((mine - theirs).abs().max()) / (float(theirs.abs().max()) or 1.0)
+    return (mine - theirs) / (float(theirs.abs().max()) or 1.0)
 
 
 class _Walk:
