@@ -11,8 +11,10 @@ How a script saves and resumes is its own: see the page script-not-resumed.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import time
+from pathlib import Path
 from typing import Any
 
 from ddpcheck.checking import reporting
@@ -42,6 +44,11 @@ from ddpcheck.target.script import Script
 from ddpcheck.target.target import TargetRef
 
 _EMPTY = "no update of the resumed run was compared"
+_OTHER_NOISE = (
+    "the script keeps no states of generators, and other noise trains as well"
+)
+# Of torch, numpy and Python; or all of them at once, by accelerate.
+_KEEPS_STATES = re.compile(rb"rng_state|getstate\b|get_state\b|save_state\b")
 _NOT_SEEN = NotCompared(
     what="averages of weights, gradient scalers and files of logs after the resume",
     why="only the model, its optimizers and the samples are followed",
@@ -177,6 +184,25 @@ def _not_resumed(
     )
 
 
+def _accepted(finding: Finding, script: Script) -> str | None:
+    """Returns why a finding is accepted: other noise, where nothing is to be the same.
+
+    A script that keeps the states of generators means to go on with the same noise.
+    """
+    if finding.slug != resumed.RANDOM or _KEEPS_STATES.search(_text(script)):
+        return None
+    return _OTHER_NOISE
+
+
+def _text(script: Script) -> bytes:
+    """Returns the source of the script, or of the package that its module is in."""
+    if not script.module:
+        return script.source
+    package = Path(script.folder, *script.module.split("."))
+    folder = package if package.is_dir() else package.parent
+    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
 def _report(
     script: Script,
     world_size: int,
@@ -195,7 +221,10 @@ def _report(
         weights=Quantity(compared=found.tensors, mismatched=found.lost),
         seconds=seconds,
     )
-    own = [dataclasses.replace(one, runs=(0,)) for one in found.findings]
+    own = [
+        dataclasses.replace(one, runs=(0,), accepted=_accepted(one, script))
+        for one in found.findings
+    ]
     findings: list[Finding] = acceptance.accept([run], own, options.accept)
     verdict = acceptance.verdict([run], findings)
     base = reporting.unchecked(

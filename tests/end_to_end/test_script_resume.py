@@ -136,6 +136,20 @@ def test_script_that_begins_its_epochs_anew_is_divergent(here: Terminal) -> None
 
 
 @pytest.mark.slow
+def test_other_noise_is_accepted_where_no_state_of_generators_is_kept(
+    here: Terminal,
+) -> None:
+    noisy = SCRIPT.replace("(model(x) - x", "(model(nn.functional.dropout(x)) - x")
+    keeps = noisy.replace('"done": done}', '"done": done, "n": torch.get_rng_state()}')
+    for source, exit_code in ((noisy, 0), (keeps, 1)):
+        ended = here.run(*RESUME, *OUTPUT, here.write(source, "train.py"))
+        assert ended.exit_code == exit_code, ended.stdout + ended.stderr
+        report = json.loads((here.folder / "report.json").read_text(encoding="utf-8"))
+        slugs = [found["slug"] for found in report["findings"]]
+        assert slugs == ["rng/lost-at-resume"]
+
+
+@pytest.mark.slow
 def test_script_that_does_not_resume_is_refused(here: Terminal) -> None:
     name = here.write(SCRIPT, "train.py")
     ended = here.run("run", "--resume-at", "2", name)
