@@ -115,6 +115,7 @@ class Replay(Session):
             bounded=lambda _: contextlib.nullcontext(),
             open=lambda *_: None,
             retire=lambda *_: None,
+            retire_busy=lambda: None,
         )
         super().__init__(cast("Pool", pool), ref)
         text = gzip.decompress(path.read_bytes()).decode()
