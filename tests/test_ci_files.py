@@ -162,6 +162,14 @@ def test_action_with_a_target_and_a_script_is_refused(tmp_path: Path) -> None:
     assert _outputs(tmp_path)["exit-code"] == "2"
 
 
+def test_action_with_a_script_whose_quotes_do_not_match_is_refused(
+    tmp_path: Path,
+) -> None:
+    code, shown = _check(tmp_path, script="train.py 'a b")
+    assert (code, shown) == (2, ["ddpcheck: the quotes of script do not match"])
+    assert _outputs(tmp_path)["exit-code"] == "2"
+
+
 @pytest.mark.parametrize("code", ["0", "1", "2", "3", "130", "137"])
 def test_action_fails_as_the_command_does(tmp_path: Path, code: str) -> None:
     assert _check(tmp_path, target="mymodel.py", exit=code)[0] == int(code)
