@@ -1,56 +1,46 @@
 """Checks a training script as it is: the ranks first, then one process on their data.
 
-record(...)           W ranks, and one process, run the script and are recorded
-Recordings.known()    what the ranks drew becomes the batches of all later runs
-checking.check(...)   the script as a target: the single process on these batches,
-and W ranks, compared and diagnosed as any target is
-_with_faults(...)     ranks that failed while they were recorded, which is the
-script's own training
+script_recordings   W ranks, and one process, run the script and are recorded: what the
+                    ranks drew becomes the batches of all later runs
+checking.check      the script as a target: the single process on these batches, and W
+                    ranks, compared and diagnosed as any target is
+script_report       adds what the recordings show: ranks that failed in the script's own
+                    training, and the samples that they drew
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ddpcheck.checking import (
     checking,
     opening,
     reporting,
     resuming,
-    script_draws,
+    script_recordings,
+    script_report,
     script_verdicts,
-    script_waits,
     sharded,
 )
-from ddpcheck.checking.script_endings import Endings, steps
-from ddpcheck.diagnose import script_data
-from ddpcheck.diagnose.facts import rank_table
-from ddpcheck.errors import frames
+from ddpcheck.checking.script_endings import Endings
+from ddpcheck.checking.script_recordings import Recordings
 from ddpcheck.errors.problem import DeadlineError, EndedError, Problem, UsageError
 from ddpcheck.ranks import made
 from ddpcheck.ranks.budget import Budget
-from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool, Preload, PreloadError
 from ddpcheck.report.data import (
-    DATA,
     EXIT_CODES,
     EXIT_SIGNAL,
-    Fault,
-    Finding,
     NotCompared,
     Report,
-    Run,
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.modes.ddp import DDP
 from ddpcheck.run.modes.single import SINGLE
 from ddpcheck.run.script import traces
-from ddpcheck.run.script.events import CALLS, Built, Drawn, Passed, Updated
-from ddpcheck.run.session import acceptance, noise_floor
+from ddpcheck.run.session import noise_floor
 from ddpcheck.run.session.session import CannotCheckError, Session, preload_problem
 from ddpcheck.run.spec import RunSpec
 from ddpcheck.target import script as scripts
@@ -68,7 +58,6 @@ _MODULES = (
 )
 # Ranks that part from each other within so many are followed to there.
 _MOST_STEPS = 100
-_SLUGS = {"raised": "sync/rank-raised", "died": "sync/rank-died"}
 
 
 def check_script(
@@ -210,13 +199,15 @@ def _recorded(
     If the ranks are one model in these steps, and part from each other later on, then
     of the steps until there.
     """
-    script, recordings = _with_devices(pool, script, world_size, options)
+    script, recordings = script_recordings.with_devices(
+        pool, script, world_size, options
+    )
     endings = _endings(pool, script, recordings, options.steps)
     parting = recordings.parting()
     if parting is not None and options.steps <= parting < _MOST_STEPS:
         progress(f"recording {parting + 1} steps of {script.name}")
         longer = dataclasses.replace(options, steps=parting + 1)
-        recordings = _record(pool, script, world_size, longer)
+        recordings = script_recordings.record(pool, script, world_size, longer)
         endings = _endings(pool, script, recordings, options.steps)
     return script, recordings, endings
 
@@ -238,7 +229,7 @@ def _check(
         unchecked = reporting.unchecked(
             _ref(script, known), "the ranks failed before the first update", 1
         )
-        return _with_more(unchecked, script, recordings, endings, options)
+        return script_report.with_more(unchecked, script, recordings, endings, options)
     asked = dataclasses.replace(
         options, world_sizes=(world_size,), modes=(DDP.name,), steps=known.steps
     )
@@ -250,11 +241,13 @@ def _check(
             raise
         # What the script's own training shows is found all the same.
         unchecked = reporting.unchecked(_ref(script, known), why, 1)
-        report = _with_more(unchecked, script, recordings, endings, options)
+        report = script_report.with_more(
+            unchecked, script, recordings, endings, options
+        )
         if report.verdict != "divergent":
             raise
         return report
-    return _with_more(report, script, recordings, endings, options)
+    return script_report.with_more(report, script, recordings, endings, options)
 
 
 def _compared(
@@ -409,149 +402,6 @@ def _ref(script: Script, known: Known) -> TargetRef:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recordings:
-    """What the ranks and the single process recorded of a script.
-
-    `asked`: the steps to check. `seconds`: that the ranks took.
-    """
-
-    folder: str
-    asked: int
-    ranks: list[Outcome]
-    single: Outcome
-    seconds: float
-
-    def known(self) -> Known:
-        """Returns what later runs have to know."""
-        built = [e for o in self.ranks for e in o.progress if isinstance(e, Built)]
-        draws = bool(script_draws.drawn(self.ranks[0]))
-        every = list(self.ranks)
-        every += [] if self.single.kind == "done" else [self.single]
-        most = min(self.asked, *map(steps, every))
-        if draws:
-            most = script_draws.usable_steps(self.ranks, most)
-        return Known(
-            folder=self.folder,
-            world_size=len(self.ranks),
-            steps=most,
-            model=built[0].model if built else None,
-            passes=tuple(sorted(_passes(self.ranks).items())),
-            split=self._split(),
-            ahead=tuple(script_draws.ahead(self.ranks[0])),
-            draws=draws,
-            has_all=self._has_all(),
-            shards=any(one.shards for one in built),
-            places=built[0].places if built else (),
-        )
-
-    def wants_devices(self) -> bool:
-        """Returns whether the ranks train, and the single process ends at once."""
-        is_idle = self.single.kind == "done" and not steps(self.single)
-        return is_idle and min(map(steps, self.ranks)) > 0
-
-    def parting(self) -> int | None:
-        """Returns the first step (from 0) whose update makes the ranks differ.
-
-        None where they never do, or do from the first update on.
-        """
-        updates = [
-            [e for e in o.progress if isinstance(e, Updated)] for o in self.ranks
-        ]
-        agree = [
-            len({update.weights for update in each}) == 1
-            for each in zip(*updates, strict=False)
-        ]
-        return agree.index(False) if agree[:1] == [True] and False in agree else None
-
-    def _has_all(self) -> bool:
-        """Returns whether the single process gives its model the rows of all ranks."""
-        single, each = _called(self.single), [_called(one) for one in self.ranks]
-        most = min(self.asked, *map(steps, self.ranks))
-        return all(
-            single[step]
-            and single[step] == sum((rank[step] for rank in each), Counter())
-            for step in range(most)
-        )
-
-    def _split(self) -> int:
-        ranks, single = _batches(self.ranks[0]), _batches(self.single)
-        step = 1 if 1 in ranks and 1 in single else 0
-        world_size = len(self.ranks)
-        return world_size if single[step] == world_size * ranks[step] > 0 else 1
-
-
-def _batches(outcome: Outcome) -> Counter[int]:
-    """Returns how many batches each step has: draws, else calls of the model."""
-    drawn = Counter(event.step for event in script_draws.drawn(outcome))
-    if drawn:
-        return drawn
-    updates = [e for e in outcome.progress if isinstance(e, Updated)]
-    return Counter({e.step: len(e.rows) for e in updates})
-
-
-def _called(outcome: Outcome) -> defaultdict[int, Counter[str]]:
-    """Returns the rows that the model is given in each step, where no loader draws."""
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for event in outcome.progress:
-        if isinstance(event, Drawn) and event.loader == CALLS:
-            found[event.step].update(event.rows)
-    return found
-
-
-def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
-    found: dict[tuple[int, int], int] = {}
-    for outcome in ranks:
-        for event in outcome.progress:
-            if isinstance(event, Passed):
-                key = event.loader, event.turn
-                found[key] = max(event.batches, found.get(key, 0))
-    return found
-
-
-def _with_devices(
-    pool: Pool, script: Script, world_size: int, options: Options
-) -> tuple[Script, Recordings]:
-    """Returns the script, and what is recorded of it, with as many GPUs as it wants.
-
-    Some train with several alone, even as a single process.
-    """
-    recordings = _record(pool, script, world_size, options)
-    if script.cuda_as_cpu and recordings.wants_devices():
-        script = dataclasses.replace(script, devices=world_size)
-        recordings = _record(pool, script, world_size, options)
-    return script, recordings
-
-
-def _record(
-    pool: Pool, script: Script, world_size: int, options: Options
-) -> Recordings:
-    """Runs the ranks, and one process, side by side, and records them."""
-    folder = pool.folder / f"script{world_size}-{options.steps}-{script.devices}"
-    single = folder / "alone"
-    single.mkdir(parents=True)
-    jobs = [
-        Job(
-            function="ddpcheck.run.script.recording:record",
-            arguments={"script": script, "folder": str(place), "steps": options.steps},
-        )
-        for place in (folder, single)
-    ]
-    tasks = [pool.submit(jobs[0], world_size), pool.submit(jobs[1], SOLO)]
-    try:
-        pool.wait(tasks)
-    finally:
-        pool.retire(world_size)
-        pool.retire(SOLO)
-    return Recordings(
-        folder=str(folder),
-        asked=options.steps,
-        ranks=tasks[0].outcomes,
-        single=tasks[1].outcomes[0],
-        seconds=tasks[0].seconds,
-    )
-
-
 def _no_training(script: Script) -> UsageError:
     return UsageError(
         Problem(
@@ -563,202 +413,3 @@ def _no_training(script: Script) -> UsageError:
             "for want of a GPU",
         )
     )
-
-
-def _with_more(
-    report: Report,
-    script: Script,
-    recordings: Recordings,
-    endings: Endings,
-    options: Options,
-) -> Report:
-    """Adds to the report what the recordings show by themselves.
-
-    A run for ranks that failed while the script trained on its own, and one for the
-    samples that they drew. Findings that fail come first.
-    """
-    runs, new = list(report.runs), list[Finding]()
-    ranks = [outcome.progress for outcome in recordings.ranks]
-    single, faults = recordings.single.progress, endings.faults()
-    in_data = script_data.findings(ranks, single, finished=not faults)
-    left_out = script_data.not_compared(ranks, single)
-    known = [finding.slug for finding in in_data]
-    if in_data:
-        new = [dataclasses.replace(f, runs=(len(runs),)) for f in in_data]
-        runs.append(_data_run(recordings, report))
-    if faults:
-        explained = _explained(report, len(runs), faults)
-        if explained is not None:
-            report = dataclasses.replace(report, findings=explained)
-        # Ranks that wait for batches of others fail by it, and no rank does otherwise.
-        elif _UNEVEN not in known or not all(map(_is_for_others, faults)):
-            why = script_waits.cause(recordings.ranks, faults)
-            new.insert(0, _of_faults(faults, len(ranks), len(runs), why))
-        else:
-            first = new[known.index(_UNEVEN)]
-            more = (*first.runs, len(runs))
-            new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
-        runs.append(_failed_run(recordings, faults, report))
-    table = script_data.table(ranks, single)
-    if endings.are_regular and (late := script_data.unfinished(ranks, single)):
-        new.append(dataclasses.replace(late, runs=(len(runs),)))
-        runs.append(_failed_run(recordings, [], report))
-    agree = all(run.ranks_agree for run in report.runs)
-    if agree and not faults and (apart := script_data.apart(ranks)):
-        new.append(dataclasses.replace(apart, runs=(len(runs),)))
-        runs.append(_failed_run(recordings, [], report))
-    others = script_verdicts.sound(
-        report.findings,
-        report.runs,
-        table,
-        by_passes=script_data.follows_passes(ranks, single),
-    )
-    every = [*acceptance.accept(runs, new, options.accept), *others]
-    accepted = sorted(every, key=lambda one: one.accepted is not None)
-    verdict = acceptance.verdict(runs, accepted)
-    if report.ended and verdict == "equivalent":
-        verdict = "not-checked"
-    compared = next(iter(report.runs), None)
-    made = dataclasses.replace(
-        report,
-        verdict=verdict,
-        exit_code=report.exit_code
-        if report.exit_code >= EXIT_SIGNAL
-        else EXIT_CODES[verdict],
-        runs=tuple(runs),
-        findings=tuple(accepted),
-        facts=table,
-        parts=script_verdicts.parts(
-            compared, report.findings, in_data, left_out, len(ranks)
-        ),
-        not_compared=tuple(
-            dict.fromkeys((*endings.left_out(), *report.not_compared, *left_out))
-        ),
-        warnings=(*endings.warnings(), *report.warnings),
-    )
-    return dataclasses.replace(made, reproduce=_reproduce(script, made))
-
-
-_UNEVEN = "data/uneven-batches"
-
-
-def _data_run(recordings: Recordings, report: Report) -> Run:
-    """Returns the run that stands for the samples which the ranks drew wrongly."""
-    return Run(
-        mode=DATA,
-        world_size=len(recordings.ranks),
-        dtype=report.runs[0].dtype if report.runs else "float32",
-        verdict="divergent",
-        seconds=recordings.seconds,
-    )
-
-
-def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> Run:
-    """Returns the run of the script's own training, in which ranks failed."""
-    return Run(
-        mode="script",
-        world_size=len(recordings.ranks),
-        dtype=report.runs[0].dtype if report.runs else "float32",
-        verdict="divergent",
-        faults=tuple(faults),
-        seconds=recordings.seconds,
-    )
-
-
-def _is_for_others(fault: Fault) -> bool:
-    """Returns whether a rank waits for others, or torch raises since they are gone."""
-    place = frames.innermost(fault.stack)
-    is_torchs = place is not None and (place.is_distributed or place.is_exchange)
-    return fault.kind == "hung" or (fault.kind == "raised" and is_torchs)
-
-
-def _explained(
-    report: Report, run: int, faults: list[Fault]
-) -> tuple[Finding, ...] | None:
-    """Returns the findings where one of them is why ranks fail, also in this run.
-
-    None where none is, or where a rank fails otherwise than in the runs of the finding.
-    """
-    found = list(report.findings)
-    own = acceptance.failures([one for one in faults if not _is_for_others(one)])
-    for index, one in enumerate(found):
-        alike = [f for i in one.runs for f in report.runs[i].faults]
-        is_known = one.slug in acceptance.ABOUT_FAILED_RANKS
-        is_known &= own <= acceptance.failures(alike)
-        if is_known and not one.slug.startswith("sync/rank-"):
-            found[index] = dataclasses.replace(one, runs=(*one.runs, run))
-            return tuple(found)
-    return None
-
-
-def _of_faults(
-    faults: list[Fault], world_size: int, run: int, why: script_waits.Cause | None
-) -> Finding:
-    # A rank that waits for one that raised hangs; it is not the cause.
-    first = min(faults, key=lambda fault: (list(_HOW).index(fault.kind), fault.rank))
-    lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
-    lines = [
-        line + frames.in_users(fault.stack)
-        for line, fault in zip(lines, faults, strict=True)
-    ]
-    where = rank_table.where(frames.users(first.stack))
-    if why is not None:
-        return Finding(
-            slug=why.slug,
-            link=why.link,
-            runs=(run,),
-            summary=why.summary,
-            facts=tuple(lines),
-            where=where,
-            fix=why.fix,
-        )
-    return Finding(
-        slug=_SLUGS.get(first.kind, "sync/rank-hung"),
-        link="sync",
-        runs=(run,),
-        summary=f"on {world_size} ranks the script does not go on where a single "
-        f"process does: rank {first.rank} {_HOW[first.kind]}",
-        facts=tuple(lines),
-        where=where,
-    )
-
-
-_HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}
-
-
-_REPRODUCE = '''\
-"""{name}: {slug}
-
-Checks the script again, on as few ranks and steps as show it. Exit code 1: it diverges.
-"""
-import subprocess
-import sys
-
-COMMAND = [sys.executable, "-m", "ddpcheck", *{command!r}]
-sys.exit(subprocess.run(COMMAND, cwd={folder!r}).returncode)
-'''
-
-
-def _reproduce(script: Script, report: Report) -> str:
-    """Returns the text of reproduce.py, "" without a divergence."""
-    divergent = [run for run in report.runs if run.verdict == "divergent"]
-    if not divergent:
-        return ""
-    run = min(divergent, key=lambda one: one.world_size)
-    started = ["-m", script.module] if script.module else [script.path]
-    steps = [] if run.faults else ["--steps", str(_first_step(run) + 1)]
-    command = ["run", "--world-sizes", str(run.world_size), *steps, "--no-fix"]
-    return _REPRODUCE.format(
-        name=script.name,
-        slug=report.findings[0].slug if report.findings else "divergence",
-        command=[*command, *started, *script.arguments],
-        folder=script.folder,
-    )
-
-
-def _first_step(run: Run) -> int:
-    """Returns the first step (from 0) in which something differs."""
-    quantities = (run.gradients, run.weights, run.buffers)
-    series = [quantity.excess_by_step for quantity in quantities]
-    bad = [s for one in series for s, excess in enumerate(one) if not excess <= 1]
-    return min(bad, default=0)

@@ -1,0 +1,232 @@
+"""The report of a script: its runs as a target, and what the recordings add.
+
+Ranks that failed while they were recorded, the samples that they drew, and what is
+right in a script although its runs differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddpcheck.checking import (
+    script_verdicts,
+    script_waits,
+)
+from ddpcheck.checking.script_endings import Endings
+from ddpcheck.checking.script_recordings import Recordings
+from ddpcheck.diagnose import script_data
+from ddpcheck.diagnose.facts import rank_table
+from ddpcheck.errors import frames
+from ddpcheck.report.data import (
+    DATA,
+    EXIT_CODES,
+    EXIT_SIGNAL,
+    Fault,
+    Finding,
+    Report,
+    Run,
+)
+from ddpcheck.run.session import acceptance
+from ddpcheck.target.options import Options
+from ddpcheck.target.script import Script
+
+_SLUGS = {"raised": "sync/rank-raised", "died": "sync/rank-died"}
+
+
+def with_more(
+    report: Report,
+    script: Script,
+    recordings: Recordings,
+    endings: Endings,
+    options: Options,
+) -> Report:
+    """Adds to the report what the recordings show by themselves.
+
+    A run for ranks that failed while the script trained on its own, and one for the
+    samples that they drew. Findings that fail come first.
+    """
+    runs, new = list(report.runs), list[Finding]()
+    ranks = [outcome.progress for outcome in recordings.ranks]
+    single, faults = recordings.single.progress, endings.faults()
+    in_data = script_data.findings(ranks, single, finished=not faults)
+    left_out = script_data.not_compared(ranks, single)
+    known = [finding.slug for finding in in_data]
+    if in_data:
+        new = [dataclasses.replace(f, runs=(len(runs),)) for f in in_data]
+        runs.append(_data_run(recordings, report))
+    if faults:
+        explained = _explained(report, len(runs), faults)
+        if explained is not None:
+            report = dataclasses.replace(report, findings=explained)
+        # Ranks that wait for batches of others fail by it, and no rank does otherwise.
+        elif _UNEVEN not in known or not all(map(_is_for_others, faults)):
+            why = script_waits.cause(recordings.ranks, faults)
+            new.insert(0, _of_faults(faults, len(ranks), len(runs), why))
+        else:
+            first = new[known.index(_UNEVEN)]
+            more = (*first.runs, len(runs))
+            new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
+        runs.append(_failed_run(recordings, faults, report))
+    table = script_data.table(ranks, single)
+    if endings.are_regular and (late := script_data.unfinished(ranks, single)):
+        new.append(dataclasses.replace(late, runs=(len(runs),)))
+        runs.append(_failed_run(recordings, [], report))
+    agree = all(run.ranks_agree for run in report.runs)
+    if agree and not faults and (apart := script_data.apart(ranks)):
+        new.append(dataclasses.replace(apart, runs=(len(runs),)))
+        runs.append(_failed_run(recordings, [], report))
+    others = script_verdicts.sound(
+        report.findings,
+        report.runs,
+        table,
+        by_passes=script_data.follows_passes(ranks, single),
+    )
+    every = [*acceptance.accept(runs, new, options.accept), *others]
+    accepted = sorted(every, key=lambda one: one.accepted is not None)
+    verdict = acceptance.verdict(runs, accepted)
+    if report.ended and verdict == "equivalent":
+        verdict = "not-checked"
+    compared = next(iter(report.runs), None)
+    made = dataclasses.replace(
+        report,
+        verdict=verdict,
+        exit_code=report.exit_code
+        if report.exit_code >= EXIT_SIGNAL
+        else EXIT_CODES[verdict],
+        runs=tuple(runs),
+        findings=tuple(accepted),
+        facts=table,
+        parts=script_verdicts.parts(
+            compared, report.findings, in_data, left_out, len(ranks)
+        ),
+        not_compared=tuple(
+            dict.fromkeys((*endings.left_out(), *report.not_compared, *left_out))
+        ),
+        warnings=(*endings.warnings(), *report.warnings),
+    )
+    return dataclasses.replace(made, reproduce=_reproduce(script, made))
+
+
+_UNEVEN = "data/uneven-batches"
+
+
+def _data_run(recordings: Recordings, report: Report) -> Run:
+    """Returns the run that stands for the samples which the ranks drew wrongly."""
+    return Run(
+        mode=DATA,
+        world_size=len(recordings.ranks),
+        dtype=report.runs[0].dtype if report.runs else "float32",
+        verdict="divergent",
+        seconds=recordings.seconds,
+    )
+
+
+def _failed_run(recordings: Recordings, faults: list[Fault], report: Report) -> Run:
+    """Returns the run of the script's own training, in which ranks failed."""
+    return Run(
+        mode="script",
+        world_size=len(recordings.ranks),
+        dtype=report.runs[0].dtype if report.runs else "float32",
+        verdict="divergent",
+        faults=tuple(faults),
+        seconds=recordings.seconds,
+    )
+
+
+def _is_for_others(fault: Fault) -> bool:
+    """Returns whether a rank waits for others, or torch raises since they are gone."""
+    place = frames.innermost(fault.stack)
+    is_torchs = place is not None and (place.is_distributed or place.is_exchange)
+    return fault.kind == "hung" or (fault.kind == "raised" and is_torchs)
+
+
+def _explained(
+    report: Report, run: int, faults: list[Fault]
+) -> tuple[Finding, ...] | None:
+    """Returns the findings where one of them is why ranks fail, also in this run.
+
+    None where none is, or where a rank fails otherwise than in the runs of the finding.
+    """
+    found = list(report.findings)
+    own = acceptance.failures([one for one in faults if not _is_for_others(one)])
+    for index, one in enumerate(found):
+        alike = [f for i in one.runs for f in report.runs[i].faults]
+        is_known = one.slug in acceptance.ABOUT_FAILED_RANKS
+        is_known &= own <= acceptance.failures(alike)
+        if is_known and not one.slug.startswith("sync/rank-"):
+            found[index] = dataclasses.replace(one, runs=(*one.runs, run))
+            return tuple(found)
+    return None
+
+
+def _of_faults(
+    faults: list[Fault], world_size: int, run: int, why: script_waits.Cause | None
+) -> Finding:
+    # A rank that waits for one that raised hangs; it is not the cause.
+    first = min(faults, key=lambda fault: (list(_HOW).index(fault.kind), fault.rank))
+    lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
+    lines = [
+        line + frames.in_users(fault.stack)
+        for line, fault in zip(lines, faults, strict=True)
+    ]
+    where = rank_table.where(frames.users(first.stack))
+    if why is not None:
+        return Finding(
+            slug=why.slug,
+            link=why.link,
+            runs=(run,),
+            summary=why.summary,
+            facts=tuple(lines),
+            where=where,
+            fix=why.fix,
+        )
+    return Finding(
+        slug=_SLUGS.get(first.kind, "sync/rank-hung"),
+        link="sync",
+        runs=(run,),
+        summary=f"on {world_size} ranks the script does not go on where a single "
+        f"process does: rank {first.rank} {_HOW[first.kind]}",
+        facts=tuple(lines),
+        where=where,
+    )
+
+
+_HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}
+
+
+_REPRODUCE = '''\
+"""{name}: {slug}
+
+Checks the script again, on as few ranks and steps as show it. Exit code 1: it diverges.
+"""
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "ddpcheck", *{command!r}]
+sys.exit(subprocess.run(COMMAND, cwd={folder!r}).returncode)
+'''
+
+
+def _reproduce(script: Script, report: Report) -> str:
+    """Returns the text of reproduce.py, "" without a divergence."""
+    divergent = [run for run in report.runs if run.verdict == "divergent"]
+    if not divergent:
+        return ""
+    run = min(divergent, key=lambda one: one.world_size)
+    started = ["-m", script.module] if script.module else [script.path]
+    steps = [] if run.faults else ["--steps", str(_first_step(run) + 1)]
+    command = ["run", "--world-sizes", str(run.world_size), *steps, "--no-fix"]
+    return _REPRODUCE.format(
+        name=script.name,
+        slug=report.findings[0].slug if report.findings else "divergence",
+        command=[*command, *started, *script.arguments],
+        folder=script.folder,
+    )
+
+
+def _first_step(run: Run) -> int:
+    """Returns the first step (from 0) in which something differs."""
+    quantities = (run.gradients, run.weights, run.buffers)
+    series = [quantity.excess_by_step for quantity in quantities]
+    bad = [s for one in series for s, excess in enumerate(one) if not excess <= 1]
+    return min(bad, default=0)
