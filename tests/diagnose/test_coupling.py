@@ -81,7 +81,10 @@ def test_gather_whose_result_is_not_used_is_named(pool: Pool, tmp_path: Path) ->
     (finding,) = checking.check(pool, TargetRef(path=str(path)), options).findings
     assert (finding.slug, finding.facts[-1]) == ("loss/batch-coupled", UNUSED)
     assert finding.fix is not None
-    ending = "; what the ranks exchange now reaches no gradient"
+    ending = (
+        "; what the ranks exchange now reaches no gradient; here "
+        "`near = output @ output.T` at mymodel.py:24"
+    )
     assert finding.fix.text.endswith(ending)
     path.write_text(HEAD + OFFSET, encoding="utf-8")
     ref = TargetRef(path=str(path))
