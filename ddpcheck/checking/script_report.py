@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.checking import (
-    script_verdicts,
-    script_waits,
-)
+from ddpcheck.checking import script_verdicts, script_waits
 from ddpcheck.checking.script_endings import Endings
 from ddpcheck.checking.script_recordings import Recordings
 from ddpcheck.diagnose import script_data
@@ -50,31 +47,16 @@ def with_more(
     single, faults = recordings.single.progress, endings.faults()
     in_data = script_data.findings(ranks, single, finished=not faults)
     left_out = script_data.not_compared(ranks, single)
-    known = [finding.slug for finding in in_data]
     if in_data:
         new = [dataclasses.replace(f, runs=(len(runs),)) for f in in_data]
         runs.append(_data_run(recordings, report))
     if faults:
-        explained = _explained(report, len(runs), faults)
-        if explained is not None:
-            report = dataclasses.replace(report, findings=explained)
-        # Ranks that wait for batches of others fail by it, and no rank does otherwise.
-        elif _UNEVEN not in known or not all(map(_is_for_others, faults)):
-            why = script_waits.cause(recordings.ranks, faults)
-            new.insert(0, _of_faults(faults, len(ranks), len(runs), why))
-        else:
-            first = new[known.index(_UNEVEN)]
-            more = (*first.runs, len(runs))
-            new[known.index(_UNEVEN)] = dataclasses.replace(first, runs=more)
+        report, new = _with_faults(report, recordings, faults, len(runs), new)
         runs.append(_failed_run(recordings, faults, report))
-    table = script_data.table(ranks, single)
-    if endings.are_regular and (late := script_data.unfinished(ranks, single)):
+    for late in _of_all_updates(report, recordings, endings):
         new.append(dataclasses.replace(late, runs=(len(runs),)))
         runs.append(_failed_run(recordings, [], report))
-    agree = all(run.ranks_agree for run in report.runs)
-    if agree and not faults and (apart := script_data.apart(ranks)):
-        new.append(dataclasses.replace(apart, runs=(len(runs),)))
-        runs.append(_failed_run(recordings, [], report))
+    table = script_data.table(ranks, single)
     others = script_verdicts.sound(
         report.findings,
         report.runs,
@@ -108,6 +90,40 @@ def with_more(
 
 
 _UNEVEN = "data/uneven-batches"
+
+
+def _with_faults(
+    report: Report,
+    recordings: Recordings,
+    faults: list[Fault],
+    run: int,
+    new: list[Finding],
+) -> tuple[Report, list[Finding]]:
+    """Returns the report and the new findings, with what made ranks fail in a run."""
+    explained = _explained(report, run, faults)
+    if explained is not None:
+        return dataclasses.replace(report, findings=explained), new
+    known = [finding.slug for finding in new]
+    # Ranks that wait for batches of others fail by it, and no rank does otherwise.
+    if _UNEVEN not in known or not all(map(_is_for_others, faults)):
+        why = script_waits.cause(recordings.ranks, faults)
+        return report, [_of_faults(faults, len(recordings.ranks), run, why), *new]
+    place = known.index(_UNEVEN)
+    covers = dataclasses.replace(new[place], runs=(*new[place].runs, run))
+    return report, [*new[:place], covers, *new[place + 1 :]]
+
+
+def _of_all_updates(
+    report: Report, recordings: Recordings, endings: Endings
+) -> list[Finding]:
+    """Returns what the updates show that come after the checked steps."""
+    ranks = [outcome.progress for outcome in recordings.ranks]
+    found = []
+    if endings.are_regular:
+        found.append(script_data.unfinished(ranks, recordings.single.progress))
+    if all(run.ranks_agree for run in report.runs) and not endings.faults():
+        found.append(script_data.apart(ranks))
+    return [finding for finding in found if finding is not None]
 
 
 def _data_run(recordings: Recordings, report: Report) -> Run:

@@ -130,8 +130,8 @@ class _Candidate:
         self.mode = mode_of(spec.mode)
         self.is_rank = self.mode.is_ranks
         self.raised: Any = None
-        self.facts: RankFacts = {}
         self._acts = Acts()
+        self.facts: RankFacts = {"acts": self._acts.noted}
         self.seen = observe.Observed()
         self._rewrites: Rewrites | None = None
         self.unlike = Unlike()
@@ -207,7 +207,6 @@ class _Candidate:
         self.facts["sample_lists"] = sorted(recorder.sample_lists)
         self.facts["epsilon"] = self._precision.epsilon
         self.facts |= facts.at_end(self.seen, training, self._bare)
-        self.facts["acts"] = self._acts.noted
         self.unlike = facts.unlike(self.seen, training, states)
         if self.mode.is_wrapped:
             self.facts |= self._wrapping(training)
