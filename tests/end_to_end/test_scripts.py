@@ -983,7 +983,7 @@ def test_own_batch_sampler_whose_epoch_is_not_set_is_divergent(
     assert checked.line == "for x, y in loader:"
 
 
-ALWAYS_WRAPPED = """
+SPARE = """
 class Spare(nn.Module):
     def __init__(self):
         super().__init__()
@@ -991,8 +991,8 @@ class Spare(nn.Module):
 
     def forward(self, x):
         return self.used(x)
-
-
+"""
+ALWAYS_WRAPPED = f"""{SPARE}
 model = DistributedDataParallel(Spare()OPTIONS)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
@@ -1032,16 +1032,7 @@ def test_hook_that_changes_gradients_of_one_process_too_is_equivalent(
     assert (checked.ended.exit_code, checked.slug) == (0, None), checked.shown
 
 
-UNUSED = """
-class Spare(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.used(x)
-
-
+UNUSED = f"""{SPARE}
 model = Spare()
 if WORLD_SIZE > 1:
     model = DistributedDataParallel(model)
