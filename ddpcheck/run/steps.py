@@ -410,11 +410,19 @@ def _outputs(output: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def group_numbers(optimizer: Any) -> list[Group]:
-    """Returns the numbers of every parameter group: lr, weight_decay, ..."""
+    """Returns the numbers of every parameter group: lr, weight_decay, betas[0], ..."""
     return [
-        {name: float(value) for name, value in group.items() if _is_number(value)}
+        {name: float(value) for name, value in _values(group) if _is_number(value)}
         for group in getattr(optimizer, "param_groups", [])
     ]
+
+
+def _values(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in group.items():
+        if isinstance(value, tuple):
+            yield from ((f"{name}[{place}]", one) for place, one in enumerate(value))
+        else:
+            yield name, value
 
 
 def group_members(optimizer: Any, parameters: Mapping[str, Tensor]) -> Members:

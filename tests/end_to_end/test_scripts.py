@@ -722,6 +722,34 @@ def test_schedule_of_the_passes_is_accepted_and_that_of_one_process_is_not(
     assert checked.line == "optimizer.step()"
 
 
+CYCLE = """
+loader = loader_of(data)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=len(loader))
+for x, y in loader:
+    def closure():  # as Lightning's
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    cycle.step()
+"""
+
+
+@pytest.mark.slow
+def test_schedule_of_rate_and_betas_is_accepted_where_a_closure_runs_backward(
+    here: Terminal,
+) -> None:
+    setup = SETUP.replace("8 // WORLD_SIZE", "4")
+    here.write(setup + CYCLE, "train.py")
+    checked = _check(here, "train.py")
+    assert checked.ended.exit_code == 0, checked.shown
+    assert checked.slug == "sync/control-desync"
+    assert "\nACCEPTED: " in checked.ended.stdout
+
+
 SUMS = """
 def total(state, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)

@@ -95,15 +95,16 @@ def _listed(fixes: Interventions) -> list[str]:
 
 def _detect_unequal_updates(case: Case) -> Proposal | None:
     """Proposes it if trained weights differ between ranks after equal gradients."""
+    first = case.first_broken("gradients")
     if optimizer_runs_backwards(case):
-        return _of_closures(case)
+        numbers, closures = _of_all_ranks(case, first), _of_closures(case)
+        return replaced(numbers, fallback=closures) if numbers else closures
     step = step_of_update(case)
     decided = None if step is None else decided_by(case, step)
     if parted_before(case, step):
         return None
     if step is not None and decided is None and case.facts["draws"]:
         return _of_draws(step)
-    first = case.first_broken("gradients")
     if step is not None and (first is None or first > step):
         return _of_update(case, step, decided)
     if (others := _of_all_ranks(case, first) or _of_some_ranks(case)) is not None:

@@ -328,7 +328,12 @@ def _grouped(
 
 
 def _put(group: dict[str, Any], name: str, value: float) -> None:
-    if isinstance(group.get(name), Tensor):
+    whole, _, place = name.removesuffix("]").partition("[")
+    if place and isinstance(group.get(whole), tuple):
+        items = list(group[whole])
+        items[int(place)] = value
+        group[whole] = tuple(items)
+    elif isinstance(group.get(name), Tensor):
         group[name].fill_(value)
     elif name in group:
         group[name] = type(group[name])(value)
