@@ -475,6 +475,50 @@ def test_same_rows_of_a_stream_on_all_ranks_are_not_sharded() -> None:
     assert slugs(every, one.events) == ["data/shard-overlap"]
 
 
+def _not_whole(*drawn: Sequence[Any]) -> list[list[Any]]:
+    return [Process(STREAM).train(keys, whole=False).events for keys in drawn]
+
+
+def test_rows_of_one_stream_that_a_rank_is_ahead_in_are_not_sharded() -> None:
+    drawn = _digests(range(60))
+    every = _not_whole(drawn[20:], drawn[:40])
+    assert told(every, single()) == (
+        "data/shard-overlap",
+        "ranks train on the same samples, some later than others: their streams are "
+        "one",
+        (
+            "of the first 40 samples of each rank, none of them twice, 20 are on more "
+            "than one rank; most are 20 draws apart",
+        ),
+    )
+    (finding,) = judge.findings(every, single())
+    assert finding.fix is not None
+    assert finding.fix.code == "mine = itertools.islice(stream, rank, None, world_size)"
+
+
+def test_rows_of_streams_in_orders_of_their_own_overlap() -> None:
+    every = _not_whole(_digests(order(0, 60)), _digests(order(1, 60)))
+    assert told(every, single())[1:] == (
+        "shards overlap: ranks train on samples of other ranks",
+        (
+            "of the first 60 samples of each rank, none of them twice, 38 are on more "
+            "than one rank",
+        ),
+    )
+
+
+def test_first_rows_of_streams_that_are_seeded_alike_are_found() -> None:
+    first = _digests(range(4), "first")
+    every = _not_whole(first + _digests(range(80)), first + _digests(range(80), "e"))
+    assert told(every, single())[1:] == (
+        "all ranks begin with the same samples: their streams are seeded alike",
+        (
+            "the first 4 samples of pass 1 are the same on all 2 ranks, in the same "
+            "order; later ones are not",
+        ),
+    )
+
+
 def test_other_rows_of_a_stream_on_every_rank_are_silent() -> None:
     every = [
         Process(STREAM)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.diagnose.facts.text import listed
+from ddpcheck.diagnose.script_data.shared import first_alike, shared
 from ddpcheck.diagnose.script_data.streams import Key, Lanes, Pass, lanes
 from ddpcheck.report.data import Evidence, Finding, Fix, NotCompared
 from ddpcheck.run.script.events import Drawn, Updated
@@ -371,7 +372,8 @@ def _same(turn: _Turn) -> Finding | None:
     first = known[0][:size]
     if len(set(first)) < _DISTINCT or any(own[:size] != first for own in known):
         return None
-    found = _overlap(
+    return _overlap(
+        turn,
         "all ranks train on the same samples: the data are not sharded",
         (
             f"in {turn.text} the first {size} samples are the same on all "
@@ -379,26 +381,31 @@ def _same(turn: _Turn) -> Finding | None:
         ),
         Evidence(repeated=size, of_pass=size),
     )
-    if turn.passes[0].loader.number >= 0:
-        return found
-    # No loader draws them.
-    fix = Fix(
-        text="give every rank samples of its own: draw with a seed that depends on "
-        "the rank",
-        code="generator = torch.Generator().manual_seed(seed + rank)",
-    )
-    return dataclasses.replace(found, fix=fix)
 
 
-def _overlap(summary: str, facts: Iterable[str], evidence: Evidence) -> Finding:
+def _overlap(
+    turn: _Turn, summary: str, facts: Iterable[str], evidence: Evidence
+) -> Finding:
     return _made(
-        "data/shard-overlap",
-        summary,
-        facts,
-        "shuffle with the same seed on all ranks, and give every rank its own part",
+        "data/shard-overlap", summary, facts, *_sharding(turn.passes[0]), evidence
+    )
+
+
+def _sharding(one: Pass) -> tuple[str, str]:
+    """Returns what gives every rank samples of its own, in words and as code."""
+    if one.loader.number < 0:  # no loader draws them
+        return (
+            "give every rank samples of its own: draw with a seed that depends on "
+            "the rank",
+            "generator = torch.Generator().manual_seed(seed + rank)",
+        )
+    text = "shuffle with the same seed on all ranks, and give every rank its own part"
+    if one.loader.is_iterable:
+        return text, "mine = itertools.islice(stream, rank, None, world_size)"
+    return (
+        text,
         "sampler = DistributedSampler(data)\n"
         "loader = DataLoader(data, batch_size, sampler=sampler)",
-        evidence,
     )
 
 
@@ -450,7 +457,7 @@ def _shards(turn: _Turn) -> Finding | None:
     """Returns the finding on shards that are not the parts of one pass."""
     each, single = turn.each, turn.single
     if not all(one.is_whole for one in turn.passes):
-        return _of_parts(turn)
+        return _of_parts(turn) or _of_streams(turn)
     if single is not None and single.loader.sampler == _WEIGHTED:
         return None
     is_read = single is not None and single.is_whole
@@ -497,12 +504,50 @@ def _of_parts(turn: _Turn) -> Finding | None:
     if shared < _MANY or _WEIGHTED in {one.loader.sampler for one in passes}:
         return None
     return _overlap(
+        turn,
         "shards overlap: ranks train on samples of other ranks",
         (
             f"of the first {listed(map(len, known))} samples of {turn.text}, per rank, "
             f"{shared} are on more than one rank; the data have {size}",
         ),
         Evidence(repeated=shared, of_pass=sum(map(len, known))),
+    )
+
+
+def _of_streams(turn: _Turn) -> Finding | None:
+    """Returns the finding on ranks that share what no rank draws again so soon."""
+    known = turn.known
+    if not all(known):
+        return None
+    found, first = shared(known), first_alike(known)
+    if found is None and not first:
+        return None
+    if found is None:
+        return _overlap(
+            turn,
+            "all ranks begin with the same samples: their streams are seeded alike",
+            (
+                f"the first {first} samples of {turn.text} are the same on all "
+                f"{len(known)} ranks, in the same order; later ones are not",
+            ),
+            Evidence(repeated=first, of_pass=min(map(len, known))),
+        )
+    fact = (
+        f"of the first {found.size} samples of each rank, none of them twice, "
+        f"{found.samples} are on more than one rank"
+    )
+    summary = "shards overlap: ranks train on samples of other ranks"
+    if found.lag is not None:
+        summary = (
+            "ranks train on the same samples, some later than others: their streams "
+            "are one"
+        )
+        fact += f"; most are {found.lag} draws apart"
+    return _overlap(
+        turn,
+        summary,
+        (fact,),
+        Evidence(repeated=found.samples, of_pass=found.size * len(known)),
     )
 
 
@@ -546,7 +591,7 @@ def _of_wholes(turn: _Turn, expected: Counter[Key], *, is_read: bool) -> Finding
         )
     else:
         summary = "shards overlap: ranks train on samples of other ranks"
-    return _overlap(summary, facts, evidence)
+    return _overlap(turn, summary, facts, evidence)
 
 
 def _replaced(facts: Sequence[str], within: int) -> Finding:
