@@ -8,6 +8,7 @@ as the single process does are no fault.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError, cut
 from ddpcheck.errors.raised import wants_cuda
+from ddpcheck.ranks.budget import cores
 from ddpcheck.ranks.made import Made, Refused
 from ddpcheck.ranks.messages import Outcome, Raised
 from ddpcheck.report.data import Fault, NotCompared
@@ -29,6 +31,10 @@ _REFUSED = "WriteRefusedError"
 _MEANT = ("SystemExit", "ScriptInterrupt")  # an end that a script chooses
 _USAGE_CODE = 2  # of argparse
 _LAST_LINES = 3
+# A rank hangs without a doubt after so many times what a single process takes, and
+# so many seconds: it may sleep once, or wait for a disk.
+_NO_DOUBT, _LEAST_S = 5.0, 20.0
+_PATIENCE = 2.0  # as many times its longest update may a rank take for one
 # A usage error of ours that a process raised, as text.
 _OWN = re.compile(
     r"ddpcheck: (?P<message>.*) \[(?P<slug>script-missing-file|script-fails)\]\n"
@@ -46,7 +52,8 @@ def steps(outcome: Outcome) -> int:
 class Endings:
     """How the ranks and the single process of a script ended.
 
-    `asked`: the steps to check. `made`: what the processes did to files.
+    `asked`: the steps to check. `made`: what the processes did to files. `seconds`:
+    that the ranks took, and `single_s` the single process.
     """
 
     script: Script
@@ -54,6 +61,8 @@ class Endings:
     single: Outcome
     asked: int
     made: Made
+    seconds: float
+    single_s: float
 
     def check(self) -> None:
         """Raises where the script does not train as a single process.
@@ -89,19 +98,37 @@ class Endings:
         """Returns the ranks that raised, died or hung where the single process did not.
 
         Ranks that end as the single process does, and those that were stopped when
-        these had ended, are left out.
+        these had ended, are left out. So are those that may be slow, and those that
+        wait for them.
         """
-        spec = RunSpec(mode=DDP.name, world_size=len(self.ranks))
-        outcome = RunOutcome(
-            spec=spec, reference=ReferenceResult(), ranks=list(self.ranks)
-        )
-        failed = [o for o in self.ranks if o.kind not in ("done", "stopped")]
-        if self.single.kind != "done" and all(map(self._is_alike, failed)):
+        if self._end_alike() or self.slow():
             return []
+        outcome = RunOutcome(
+            spec=RunSpec(mode=DDP.name, world_size=len(self.ranks)),
+            reference=ReferenceResult(),
+            ranks=list(self.ranks),
+        )
         return [
-            dataclasses.replace(fault, step=steps(self.ranks[fault.rank]))
+            dataclasses.replace(fault, step=self._step(fault))
             for fault in assemble.faults_of(outcome)
         ]
+
+    def slow(self) -> str:
+        """Returns which rank may be no more than slow, and where it was; "" for none.
+
+        It was at work when the time limit came: it did not wait for other ranks.
+        """
+        may_be = all(o.kind in ("done", "stopped", "hung") for o in self.ranks)
+        if not may_be or self._end_alike():
+            return ""
+        for rank in self.ranks:
+            is_at_work = rank.kind == "hung" and not frames.exchanges(rank.stack)
+            if is_at_work and self._may_be_slow(rank):
+                return (
+                    f"rank {rank.rank} was still at work at the time limit"
+                    f"{frames.in_users(rank.stack)}; if it needs longer: --timeout-s"
+                )
+        return ""
 
     @property
     def are_regular(self) -> bool:
@@ -122,6 +149,27 @@ class Endings:
             return []
         told = cut([self._told(one) for one in self.made.refused])
         return [f"the script was not allowed to {told}; --allow-writes allows it"]
+
+    def _may_be_slow(self, rank: Outcome) -> bool:
+        """Returns whether a rank had little time, or has made an update of late."""
+        turns = max(1.0, len(self.ranks) / cores())
+        if self.seconds < max(_LEAST_S, _NO_DOUBT * turns * self.single_s):
+            return True
+        ends = [0.0, *(e.at for e in rank.progress if isinstance(e, Updated))]
+        longest = max((two - one for one, two in itertools.pairwise(ends)), default=0.0)
+        return self.seconds - ends[-1] < _PATIENCE * longest
+
+    def _step(self, fault: Fault) -> int | None:
+        """Returns the step (from 0) in which a rank raised, or that it had ended."""
+        done = steps(self.ranks[fault.rank])
+        if fault.kind == "raised":
+            return done
+        return done - 1 if done else None
+
+    def _end_alike(self) -> bool:
+        """Returns whether all ranks that failed did as the single process."""
+        failed = [o for o in self.ranks if o.kind not in ("done", "stopped")]
+        return self.single.kind != "done" and all(map(self._is_alike, failed))
 
     def _is_alike(self, rank: Outcome) -> bool:
         """Returns whether a rank ended as the single process did."""
@@ -144,7 +192,9 @@ class Endings:
         if outcome.kind == "died":
             code = describe_exit(outcome.exit_code)
             return f"there the single process {code}"
-        return f"there the single process hangs{frames.in_users(outcome.stack)}"
+        is_over = outcome.kind == "hung"
+        how = "is still at work at the time limit" if is_over else "hangs"
+        return f"there the single process {how}{frames.in_users(outcome.stack)}"
 
     def _place(self, raised: Raised) -> str:
         place = (raised.where or "").removeprefix(f"{self.script.folder}/")

@@ -19,7 +19,8 @@ from ddpcheck.target.script import Known, Script
 class Recordings:
     """What the ranks and the single process recorded of a script.
 
-    `asked`: the steps to check. `seconds`: that the ranks took.
+    `asked`: the steps to check. `seconds`: that the ranks took, and `single_s` the
+    single process.
     """
 
     folder: str
@@ -27,6 +28,7 @@ class Recordings:
     ranks: list[Outcome]
     single: Outcome
     seconds: float
+    single_s: float
 
     def known(self) -> Known:
         """Returns what later runs have to know."""
@@ -132,14 +134,14 @@ def with_devices(
 def record(pool: Pool, script: Script, world_size: int, options: Options) -> Recordings:
     """Runs the ranks, and one process, side by side, and records them."""
     folder = pool.folder / f"script{world_size}-{options.steps}-{script.devices}"
-    single = folder / "alone"
-    single.mkdir(parents=True)
+    alone = folder / "alone"
+    alone.mkdir(parents=True)
     jobs = [
         Job(
             function="ddpcheck.run.script.recording:record",
             arguments={"script": script, "folder": str(place), "steps": options.steps},
         )
-        for place in (folder, single)
+        for place in (folder, alone)
     ]
     tasks = [pool.submit(jobs[0], world_size), pool.submit(jobs[1], SOLO)]
     try:
@@ -147,10 +149,12 @@ def record(pool: Pool, script: Script, world_size: int, options: Options) -> Rec
     finally:
         pool.retire(world_size)
         pool.retire(SOLO)
+    single = tasks[1].outcomes[0]
     return Recordings(
         folder=str(folder),
         asked=options.steps,
         ranks=tasks[0].outcomes,
-        single=tasks[1].outcomes[0],
+        single=single,
         seconds=tasks[0].seconds,
+        single_s=single.value.whole_s if single.kind == "done" else tasks[1].seconds,
     )

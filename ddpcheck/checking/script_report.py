@@ -23,6 +23,7 @@ from ddpcheck.report.data import (
     Report,
     Run,
 )
+from ddpcheck.report.render import numbers
 from ddpcheck.run.session import acceptance
 from ddpcheck.target.options import Options
 from ddpcheck.target.script import Script
@@ -66,12 +67,14 @@ def with_more(
     every = [*acceptance.accept(runs, new, options.accept), *others]
     accepted = sorted(every, key=lambda one: one.accepted is not None)
     verdict = acceptance.verdict(runs, accepted)
-    if report.ended and verdict == "equivalent":
+    ended = report.ended or endings.slow()
+    if ended and verdict == "equivalent":
         verdict = "not-checked"
     compared = next(iter(report.runs), None)
     made = dataclasses.replace(
         report,
         verdict=verdict,
+        ended=ended,
         exit_code=report.exit_code
         if report.exit_code >= EXIT_SIGNAL
         else EXIT_CODES[verdict],
@@ -178,13 +181,16 @@ def _explained(
 def _of_faults(
     faults: list[Fault], world_size: int, run: int, why: script_waits.Cause | None
 ) -> Finding:
-    # A rank that waits for one that raised hangs; it is not the cause.
-    first = min(faults, key=lambda fault: (list(_HOW).index(fault.kind), fault.rank))
-    lines = [f"rank {f.rank}, after {f.step} updates: {f.summary}" for f in faults]
-    lines = [
-        line + frames.in_users(fault.stack)
-        for line, fault in zip(lines, faults, strict=True)
-    ]
+    # A rank that waits for another one is not the cause.
+    first = min(
+        faults,
+        key=lambda fault: (
+            list(_HOW).index(fault.kind),
+            frames.exchanges(fault.stack),
+            fault.rank,
+        ),
+    )
+    lines = [_fault_line(fault) for fault in faults]
     where = rank_table.where(frames.users(first.stack))
     if why is not None:
         return Finding(
@@ -205,6 +211,15 @@ def _of_faults(
         facts=tuple(lines),
         where=where,
     )
+
+
+def _fault_line(fault: Fault) -> str:
+    done = fault.step or 0
+    if fault.kind != "raised" and fault.step is not None:
+        done += 1  # it had ended that step
+    where = frames.in_users(fault.stack)
+    updates = numbers.counted(done, "update")
+    return f"rank {fault.rank}, after {updates}: {fault.summary}{where}"
 
 
 _HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}

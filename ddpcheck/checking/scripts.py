@@ -224,6 +224,8 @@ def _check(
     faults = endings.faults()
     known = recordings.known()
     if not known.steps:
+        if slow := endings.slow():
+            raise CannotCheckError(slow, "")
         if not faults:
             raise _no_training(script)
         unchecked = reporting.unchecked(
@@ -332,6 +334,8 @@ def _endings(pool: Pool, script: Script, recordings: Recordings, asked: int) -> 
         single=recordings.single,
         asked=asked,
         made=made.read(pool.folder),
+        seconds=recordings.seconds,
+        single_s=recordings.single_s,
     )
     endings.check()
     return endings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from ddpcheck.checking.script_endings import Endings
+from ddpcheck.checking.script_endings import Endings, steps
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.made import Made, Refused
 from ddpcheck.ranks.messages import Outcome, Raised
@@ -16,6 +17,7 @@ from ddpcheck.target.script import Script
 
 SCRIPT = Script(path="/project/train.py", folder="/project")
 NOTHING = Made(paths=(), refused=(), programs=())
+LIMIT_S = 300.0
 HUNG = 'Current thread 0x1 (most recent call first):\n  File "/project/train.py", line'
 
 
@@ -31,7 +33,15 @@ def _raised(kind: str, steps: int, stack: str = "", message: str = "x") -> Outco
 
 def _endings(single: Outcome, *ranks: Outcome, made: Made = NOTHING) -> Endings:
     numbered = [replace(outcome, rank=rank) for rank, outcome in enumerate(ranks)]
-    return Endings(script=SCRIPT, ranks=numbered, single=single, asked=3, made=made)
+    return Endings(
+        script=SCRIPT,
+        ranks=numbered,
+        single=single,
+        asked=3,
+        made=made,
+        seconds=LIMIT_S,
+        single_s=4.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,3 +130,80 @@ def test_module_that_is_not_there_is_a_usage_error() -> None:
     with pytest.raises(UsageError) as caught:
         _endings(end, end).check()
     assert str(caught.value) == text
+
+
+def _at_work(*ends: float) -> Outcome:
+    """Returns a rank that the time limit ended; `ends` of its updates, in seconds."""
+    updates = [
+        Updated(step=step, updates=1, groups=(), at=end)
+        for step, end in enumerate(ends)
+    ]
+    return Outcome(
+        rank=0, kind="hung", progress=[*updates], stack=f"{HUNG} 9 in main\n"
+    )
+
+
+BARRIER = (
+    f'  File "{torch.__path__[0]}/distributed/distributed_c10d.py", line 5 in barrier'
+)
+WAITS = _ended("hung", 1, stack=f"Current thread 0x1:\n{BARRIER}\n")
+
+
+@pytest.mark.parametrize(
+    ("single_s", "rank"),
+    [
+        (61.0, _at_work(20.0)),  # the limit is not five times the single process's time
+        (4.0, _at_work(100.0, 200.0)),  # the next update is not late yet
+        (61.0, _at_work()),
+    ],
+)
+def test_rank_that_may_be_slow_is_no_fault(single_s: float, rank: Outcome) -> None:
+    endings = replace(_endings(_ended("done", 3), WAITS, rank), single_s=single_s)
+    endings.check()
+    assert endings.faults() == []
+    assert endings.slow() == (
+        "rank 1 was still at work at the time limit, at train.py:9 in main; if it "
+        "needs longer: --timeout-s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("single_s", "rank"),
+    [
+        (59.0, _at_work(20.0)),
+        (4.0, _at_work(40.0, 99.0)),  # twice the longest update, and more
+        (61.0, WAITS),
+        (61.0, _ended("stuck", 1, stack=f"{HUNG} 9 in main\n")),
+    ],
+)
+def test_rank_that_hangs_is_a_fault(single_s: float, rank: Outcome) -> None:
+    endings = replace(_endings(_ended("done", 3), WAITS, rank), single_s=single_s)
+    assert endings.slow() == ""
+    assert [(fault.rank, fault.step) for fault in endings.faults()] == [
+        (0, 0),
+        (1, steps(rank) - 1),
+    ]
+
+
+def test_rank_that_raised_is_the_fault_beside_one_at_work() -> None:
+    endings = _endings(_ended("done", 3), _at_work(100.0), _raised("KeyError", 1))
+    assert [(fault.kind, fault.step) for fault in endings.faults()] == [
+        ("hung", 0),
+        ("raised", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("hung", "there the single process is still at work at the time limit"),
+        ("stuck", "there the single process hangs"),
+    ],
+)
+def test_end_of_the_single_process_at_the_limit_is_not_called_a_hang(
+    kind: str, why: str
+) -> None:
+    end = _ended(kind, 2, stack=f"{HUNG} 9 in main\n")
+    assert [one.why for one in _endings(end, end).left_out()] == [
+        f"{why}, at train.py:9 in main"
+    ]

@@ -837,13 +837,28 @@ def test_script_that_raises_on_a_rank_is_divergent(here: Terminal) -> None:
     assert "ValueError: rank 1 stops" in checked.shown
 
 
+SLOW = """
+import time
+for step, (x, y) in enumerate(loader_of(data)):
+    time.sleep(1000 if RANK == 1 and step == 1 else 0)
+    update(x, y)
+"""
+
+
 @pytest.mark.slow
-def test_script_that_hangs_at_its_end_is_divergent(here: Terminal) -> None:
-    waiting = TRAIN + "if RANK == 0 and WORLD_SIZE > 1:\n    dist.barrier()\n"
-    waiting += "else:\n    import time\n    time.sleep(1000 * (WORLD_SIZE - 1))\n"
-    checked = _check(here, "--timeout-s", "20", _script(here, waiting))
+def test_rank_that_sleeps_for_long_is_divergent(here: Terminal) -> None:
+    checked = _check(here, "--timeout-s", "40", _script(here, SLOW))
     assert checked.ended.exit_code == 1, checked.shown
     assert checked.slug == "sync/rank-hung"
+    assert checked.line.startswith("time.sleep(1000 ")
+
+
+@pytest.mark.slow
+def test_rank_that_may_be_slow_is_not_said_to_hang(here: Terminal) -> None:
+    checked = _check(here, "--timeout-s", "15", _script(here, SLOW))
+    assert checked.ended.exit_code == 3, checked.shown
+    said = " ".join(checked.ended.stdout.split())
+    assert "NOT CHECKED: rank 1 was still at work at the time limit, at " in said
 
 
 UNEVEN = """

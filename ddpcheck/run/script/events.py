@@ -109,7 +109,8 @@ class Updated:
     lengths of what the wrapped model was given, call by call; () where none is wrapped.
     `weights`: a digest of what the optimizers train, "" where ranks hold parts of it.
     `scale`: what this process's parts of gradients are multiplied by between backward
-    and update, None where that is not one factor.
+    and update, None where that is not one factor. `at`: seconds since the recording
+    began.
     """
 
     step: int
@@ -118,3 +119,4 @@ class Updated:
     rows: tuple[int, ...] = ()
     weights: str = ""
     scale: float | None = None
+    at: float = 0.0

@@ -53,8 +53,8 @@ class Recorded:
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
     loader, or ddpcheck.global_batch, gave the data; `shards`: whether `fully_shard` was
-    called. `seconds` of the recorded steps. `modules`: what it has imported that is no
-    user code.
+    called. `seconds` of the recorded steps, `whole_s` of all. `modules`: what it has
+    imported that is no user code.
     """
 
     rank: int
@@ -65,6 +65,7 @@ class Recorded:
     draws: bool
     shards: bool
     seconds: float
+    whole_s: float
     modules: tuple[str, ...]
 
 
@@ -137,6 +138,7 @@ class _Recording:
             draws=self.draws,
             shards=driver.shards,
             seconds=self.seconds or time.perf_counter() - self.started,
+            whole_s=time.perf_counter() - self.started,
             modules=tuple(preload.installed()),
         )
 
@@ -181,6 +183,7 @@ class _Recording:
                 rows=tuple(self.rows),
                 weights=_weights(driver),
                 scale=self.scales.take(),
+                at=time.perf_counter() - self.started,
             )
         )
         self.rows.clear()
