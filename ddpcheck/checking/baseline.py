@@ -17,7 +17,15 @@ from pathlib import Path
 
 from ddpcheck.errors.problem import UsageError, cut, usage_error
 from ddpcheck.report import data as reports
-from ddpcheck.report.data import EXIT_CODES, EXIT_SIGNAL, Finding, Report, Run, Verdict
+from ddpcheck.report.data import (
+    EXIT_CODES,
+    EXIT_SIGNAL,
+    Finding,
+    Report,
+    Run,
+    Verdict,
+    in_order,
+)
 from ddpcheck.report.render import divergence, numbers, wording
 from ddpcheck.run.session import acceptance
 
@@ -64,7 +72,7 @@ def apply(report: Report, known: Report, path: str) -> Report:
             finding, index, before.get(index), report, known
         ),
     )
-    marked = dataclasses.replace(report, findings=tuple(found))
+    marked = dataclasses.replace(report, findings=tuple(in_order(found)))
     changes = _changes(marked, known)
     marked = dataclasses.replace(marked, warnings=(*changes, *report.warnings))
     return _judged(marked, known)

@@ -27,6 +27,7 @@ from ddpcheck.report.data import (
     Scope,
     TargetInfo,
     Tolerance,
+    in_order,
 )
 from ddpcheck.report.progress import Silent, about
 from ddpcheck.run.facts import REMARKS
@@ -112,6 +113,7 @@ def make(
             then no verdict.
         signal: the number of the signal that ended it, 0 for none.
     """
+    findings = in_order(findings)
     verdict = acceptance.verdict(runs, findings)
     if ended and verdict == "equivalent":
         verdict = "not-checked"

@@ -35,6 +35,7 @@ from ddpcheck.report.data import (
     Run,
     Tolerance,
     Verdict,
+    in_order,
 )
 from ddpcheck.report.progress import Silent
 from ddpcheck.run.session import acceptance
@@ -225,7 +226,7 @@ def _report(
         dataclasses.replace(one, runs=(0,), accepted=_accepted(one, script))
         for one in found.findings
     ]
-    findings: list[Finding] = acceptance.accept([run], own, options.accept)
+    findings = in_order(acceptance.accept([run], own, options.accept))
     verdict = acceptance.verdict([run], findings)
     base = reporting.unchecked(
         TargetRef(path=script.path or None, module=script.module, is_script=True),

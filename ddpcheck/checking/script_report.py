@@ -22,6 +22,7 @@ from ddpcheck.report.data import (
     Finding,
     Report,
     Run,
+    in_order,
 )
 from ddpcheck.report.render import numbers
 from ddpcheck.run.session import acceptance
@@ -41,7 +42,7 @@ def with_more(
     """Adds to the report what the recordings show by themselves.
 
     A run for ranks that failed while the script trained on its own, and one for the
-    samples that they drew. Findings that fail come first.
+    samples that they drew.
     """
     runs, new = list(report.runs), list[Finding]()
     ranks = [outcome.progress for outcome in recordings.ranks]
@@ -64,8 +65,7 @@ def with_more(
         table,
         by_passes=script_data.follows_passes(ranks, single),
     )
-    every = [*acceptance.accept(runs, new, options.accept), *others]
-    accepted = sorted(every, key=lambda one: one.accepted is not None)
+    accepted = in_order([*acceptance.accept(runs, new, options.accept), *others])
     verdict = acceptance.verdict(runs, accepted)
     ended = report.ended or endings.slow()
     if ended and verdict == "equivalent":

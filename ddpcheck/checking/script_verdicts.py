@@ -23,6 +23,7 @@ from ddpcheck.report.data import (
     Report,
     Row,
     Run,
+    in_order,
 )
 
 _NO_STEP = "the ranks failed before the first update"
@@ -313,7 +314,7 @@ def _joined(
             proven_runs=one.proven_runs + other.proven_runs,
             facts=(*one.facts, *_of_other(one, other, at)),
         )
-    return tuple(found)
+    return tuple(in_order(found))
 
 
 def _of_other(one: Finding, other: Finding, at: str) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import Finding, Run, faults_first
+from ddpcheck.report.data import Finding, Run
 from ddpcheck.report.render import wording
 from ddpcheck.run.spec import NATIVE, RunSpec
 from ddpcheck.target import importing
@@ -135,7 +135,6 @@ def script(
     spec, run = smallest.spec, smallest.run
     if spec.noise != "asis" or spec.batch_norm != "asis" or spec.loss != "asis":
         return ""
-    findings = faults_first(findings)
     summary = findings[0].summary if findings else "the cause is unknown"
     folder, module = importing.place(Path(ref.path))
     is_own = spec.constants == NATIVE

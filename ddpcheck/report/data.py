@@ -373,12 +373,18 @@ class Report:
     format: int = FORMAT
 
 
-def faults_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns findings in reading order: benign ones last.
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns findings in the order of every report: what is sure to be wrong first.
 
-    JSON keeps the order of the chain.
+    Accepted ones are last, benign ones before them, and a cause that a run has proven
+    is before the others. Else they keep the order of the chain.
     """
-    return sorted(findings, key=lambda finding: finding.benign)
+    return sorted(findings, key=_place)
+
+
+def _place(finding: Finding) -> tuple[bool, bool, bool]:
+    is_proven = finding.fix is not None and finding.fix.proof is not None
+    return finding.accepted is not None, finding.benign, not is_proven
 
 
 def to_json(report: Report) -> str:

@@ -85,7 +85,7 @@ def test_new_finding_fails_and_is_named() -> None:
     now = replace(sample.divergent(), findings=(*sample.divergent().findings, SECOND))
     judged = _applied(now, sample.divergent())
     assert (judged.verdict, judged.exit_code) == ("divergent", 1)
-    assert [f.accepted is None for f in judged.findings] == [False, True]
+    assert [f.accepted is None for f in judged.findings] == [True, False]
     line = "new since the baseline: norm/local-batch-stats in ddp W=4"
     assert judged.warnings[0] == line
 
@@ -120,11 +120,11 @@ def test_known_finding_in_a_run_that_was_equal_is_new() -> None:
         "ddp W=4"
     )
     assert [(f.runs, f.accepted) for f in judged.findings] == [
-        ((1,), "in the baseline known.json"),
         ((2,), None),
+        ((1,), "in the baseline known.json"),
     ]
     fact = "not accepted in ddp W=4: equivalent in the baseline"
-    assert judged.findings[1].facts[-1] == fact
+    assert judged.findings[0].facts[-1] == fact
 
 
 def test_known_finding_in_a_run_that_was_not_made_is_new() -> None:
@@ -272,8 +272,8 @@ def test_known_cause_in_a_run_that_is_worse_is_new(name: str) -> None:
     )
     assert judged.warnings[0].endswith(") in ddp W=4")
     assert [(f.runs, f.accepted is None) for f in judged.findings] == [
-        ((1,), False),
         ((2,), True),
+        ((1,), False),
     ]
 
 

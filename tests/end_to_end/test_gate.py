@@ -139,10 +139,10 @@ def test_nan_on_one_rank_is_not_covered_by_the_cause_of_other_world_sizes(
     code, document = gate.check(DDP, "--world-sizes=2,4,8", ACCEPT)
     assert code == 1
     assert _findings(document) == [
-        ("loss/local-normalizer", [0, 1], "by design"),
         ("loss/empty-shard", [2], None),
+        ("loss/local-normalizer", [0, 1], "by design"),
     ]
-    assert document["findings"][0]["proven_runs"] == [0, 1]
+    assert document["findings"][1]["proven_runs"] == [0, 1]
     assert document["warnings"] == []
     # Who accepts that by its own name knows of it.
     also = "--accept=loss/empty-shard=so"
@@ -162,8 +162,8 @@ def test_nan_on_one_rank_is_not_covered_by_a_baseline_of_other_world_sizes(
     code, document = gate.check(DDP, "--world-sizes=2,4,8", baseline)
     assert code == 1
     assert _findings(document) == [
-        ("loss/local-normalizer", [0, 1], "in the baseline known.json"),
         ("loss/empty-shard", [2], None),
+        ("loss/local-normalizer", [0, 1], "in the baseline known.json"),
     ]
     assert document["warnings"] == [
         "new since the baseline: loss/empty-shard (the baseline has no such run) in "
@@ -179,8 +179,8 @@ def test_rank_that_raises_is_not_covered_by_the_cause_of_another_world_size(
     code, document = gate.check(DDP, "--world-sizes=2,8", ACCEPT)
     assert code == 1
     assert _findings(document) == [
-        ("loss/local-normalizer", [0], "by design"),
         ("sync/rank-raised", [1], None),
+        ("loss/local-normalizer", [0], "by design"),
     ]
 
 
@@ -190,7 +190,7 @@ def test_second_cause_at_one_world_size_is_not_covered(gate: Gate) -> None:
     accept = "--accept=norm/local-batch-stats=by design"
     code, document = gate.check("--world-sizes=2,4", accept)
     assert code == 1
-    covered, *rest = _findings(document)
+    *rest, covered = _findings(document)
     assert covered == ("norm/local-batch-stats", [0, 1, 2, 3], "by design")
     assert rest
     assert all(runs == [3] and reason is None for _, runs, reason in rest)
@@ -214,8 +214,8 @@ def test_replicas_that_differ_by_more_than_ddp_does_are_not_covered(
     code, document = gate.check("--world-sizes=2", accept)
     assert code == 1
     assert _findings(document) == [
-        ("norm/local-batch-stats", [0, 1], "by design"),
         ("unknown", [0], None),
+        ("norm/local-batch-stats", [0, 1], "by design"),
     ]
     assert document["warnings"] == []
 
@@ -249,8 +249,8 @@ def test_second_cause_is_not_covered_without_fixes_either(gate: Gate) -> None:
     code, document = gate.check(DDP, "--world-sizes=2", accept, "--no-fix")
     assert code == 1
     assert _findings(document) == [
-        ("norm/local-batch-stats", [0], "by design"),
         ("loss/sum-reduction", [0], None),
+        ("norm/local-batch-stats", [0], "by design"),
     ]
 
 
@@ -265,8 +265,8 @@ def test_acceptances_of_project_and_target_add_up(gate: Gate) -> None:
     code, document = gate.check(DDP, "--world-sizes=2")
     assert code == 1
     assert _findings(document) == [
-        ("norm/local-batch-stats", [0], "of the project"),
         ("loss/sum-reduction", [0], None),
+        ("norm/local-batch-stats", [0], "of the project"),
     ]
     gate.write(both + "accept = {'loss/sum-reduction': 'of the file'}\n")
     code, document = gate.check(DDP, "--world-sizes=2")

@@ -506,6 +506,26 @@ def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     assert "(x)" in checked.line, checked.line  # where the model is called
 
 
+SAME_ORDER = """
+data = TensorDataset(rows, rows[:, :3].sin())
+loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=True))
+for epoch in range(3):
+    for x, y in loader:
+        update(x, y)
+"""
+
+
+@pytest.mark.slow
+def test_proven_cause_comes_before_what_only_the_samples_show(here: Terminal) -> None:
+    text = "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    checked = _check(here, _script(here, text, SAME_ORDER))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
+    assert "more finding: data/sampler-epoch" in checked.ended.stdout
+    (reproduce,) = here.folder.glob("reports/*/reproduce.py")
+    assert reproduce.read_text("utf-8").startswith('"""train.py: loss/sum-reduction')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", ["mse_loss(model.module(x), y)", "mse_loss(model.module.forward(x), y)"]

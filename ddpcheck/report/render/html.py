@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import Difference, Finding, Report, Run, faults_first
+from ddpcheck.report.data import Difference, Finding, Report, Run
 from ddpcheck.report.pages.pages import HEADINGS
 from ddpcheck.report.render import divergence, numbers, pictures, status, wording
 from ddpcheck.report.render.divergence import Located
@@ -264,7 +264,7 @@ def _extreme(
 
 
 def _findings(report: Report, pages: Mapping[str, str]) -> tuple[_FindingView, ...]:
-    """Returns the findings in the order in which they were made, benign ones last."""
+    """Returns the findings in their order, see `in_order`."""
     labels = wording.run_labels(report)
     return tuple(
         _FindingView(
@@ -276,7 +276,7 @@ def _findings(report: Report, pages: Mapping[str, str]) -> tuple[_FindingView, .
             page=blocks(pages.get(finding.slug, "")),
             ranks=_ranks(finding),
         )
-        for index, finding in enumerate(faults_first(report.findings))
+        for index, finding in enumerate(report.findings)
     )
 
 

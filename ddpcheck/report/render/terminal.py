@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from ddpcheck.errors.problem import visible
-from ddpcheck.report.data import JUDGED, Finding, Fix, Report, Run, faults_first
+from ddpcheck.report.data import JUDGED, Finding, Fix, Report, Run
 from ddpcheck.report.render import divergence, numbers, status, wording
 
 LABEL = 9  # width of "  facts  "
@@ -374,9 +374,8 @@ _LEAST_NAME = 12  # characters of a file's name and line
 
 
 def _findings(page: Page) -> list[list[Text]]:
-    """Returns one block of lines per finding, accepted ones last, then the rest."""
-    ordered = faults_first(page.report.findings)
-    ordered.sort(key=lambda f: f.accepted is not None)
+    """Returns one block of lines per finding, then the rest."""
+    ordered = page.report.findings
     whole, brief = page.budget.whole, page.budget.brief
     blocks = [_whole(page, finding) for finding in ordered[:whole]]
     blocks += [_brief(page, finding) for finding in ordered[whole : whole + brief]]

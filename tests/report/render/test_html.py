@@ -284,15 +284,6 @@ def test_html_of_many_tensors_lists_200_and_counts_the_rest() -> None:
     assert len(document.encode()) < 200_000
 
 
-def test_benign_findings_come_last() -> None:
-    fault = sample.local_normalizer()
-    benign = replace(fault, slug="rng/stochastic-layer", benign=True)
-    report = replace(sample.divergent(), findings=(benign, fault))
-    page = to_html(report)
-    found = page[page.index('id="findings-title"') :]
-    assert found.index("loss/local-normalizer") < found.index("rng/stochastic-layer")
-
-
 def test_steps_count_from_1() -> None:
     page = to_html(sample.two_findings())
     assert "step 1" in page

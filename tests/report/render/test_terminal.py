@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ddpcheck.report.data import JUDGED, Finding, Fix, Report
+from ddpcheck.report.data import JUDGED, Fix, Report
 from ddpcheck.report.render import terminal
 from ddpcheck.report.render.terminal import one_line
 
@@ -363,24 +363,6 @@ def test_text_of_a_divergent_run_shows_the_ranks_that_failed() -> None:
     ) in text
     # The rank that is left agrees with nobody.
     assert " failed x divergent\n" in text
-
-
-def _benign() -> Finding:
-    return replace(
-        sample.two_findings().findings[1],
-        slug="rng/stochastic-layer",
-        summary="the model draws random numbers",
-        benign=True,
-    )
-
-
-def test_text_shows_a_benign_finding_last() -> None:
-    report = replace(
-        sample.divergent(), findings=(_benign(), sample.local_normalizer())
-    )
-    text = terminal.to_text(report, color=False, width=80, report_path=PATH)
-    fault, benign = "\nloss/local-normalizer at", "\nrng/stochastic-layer at"
-    assert 0 < text.index(fault) < text.index("return W *") < text.index(benign)
 
 
 @pytest.mark.parametrize(("further", "shown"), [(2, 2), (4, 2)], ids=["all", "some"])
