@@ -30,7 +30,7 @@ Does data-parallel training of this model equal single-process training on the
 global batch? If not: what is the cause, and does the fix remove it?
 
 `run` checks a training script as it is, started as by torchrun. What follows
-its name is the script's own; {{world_size}} is replaced in it.
+its name is the script's own; {{world_size}} and {{rank}} are replaced in it.
 
 TARGET is a Python file that defines `model`, `batch` and `loss`; --init writes
 one. file.py:Net picks the model.

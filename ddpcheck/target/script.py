@@ -16,7 +16,8 @@ from ddpcheck.errors.problem import Problem, UsageError
 
 USAGE = "ddpcheck run [options] [-m MODULE | train.py] ARGS..."
 _PACKAGE = re.compile("[.:]")
-_WORLD_SIZE = "{world_size}"
+# What stands for a number of the process in the arguments of a script.
+_WORLD_SIZE, _RANK = "{world_size}", "{rank}"
 
 
 class OtherNumberError(Exception):
@@ -61,12 +62,12 @@ class Script:
     """A script as torchrun would start it.
 
     One of `path` (a file) and `module` (as after `python -m`) is set. `arguments` are
-    the script's own; "{world_size}" in one of them is replaced in each run. `source`:
-    the file's text, read once, so that all runs are of one script. `folder` is the
-    working folder of the script. `allows_writes`: it may change files and folders
-    that existed before the check. `cuda_as_cpu`: it runs on the CPU where it asks for
-    CUDA, where it finds `devices`, by default one for each process. Runs of the same
-    name in `shares` see each other's files; others do not.
+    the script's own; "{world_size}" and "{rank}" are replaced in each process.
+    `source`: the file's text, read once, so that all runs are of one script. `folder`
+    is the working folder of the script. `allows_writes`: it may change files and
+    folders that existed before the check. `cuda_as_cpu`: it runs on the CPU where it
+    asks for CUDA, where it finds `devices`, by default one for each process. Runs of
+    the same name in `shares` see each other's files; others do not.
     """
 
     path: str = ""
@@ -84,10 +85,17 @@ class Script:
         """The name for messages: "train.py", "package.train"."""
         return self.module or Path(self.path).name
 
-    def arguments_at(self, world_size: int) -> list[str]:
-        """Returns the arguments of a run with this many processes."""
-        number = str(world_size)
-        return [text.replace(_WORLD_SIZE, number) for text in self.arguments]
+    def arguments_at(self, world_size: int, rank: int) -> list[str]:
+        """Returns the arguments of a process of a run with this many.
+
+        >>> script = Script(arguments=("--local_rank={rank}", "-n", "{world_size}"))
+        >>> script.arguments_at(2, rank=1)
+        ['--local_rank=1', '-n', '2']
+        """
+        return [
+            text.replace(_WORLD_SIZE, str(world_size)).replace(_RANK, str(rank))
+            for text in self.arguments
+        ]
 
 
 def script(path: str, arguments: tuple[str, ...]) -> Script:

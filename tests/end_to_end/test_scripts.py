@@ -287,7 +287,9 @@ ARGUMENTS = """
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
 parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--ranks", type=int, nargs=2, required=True)
 args = parser.parse_args()
+assert args.ranks == [RANK, WORLD_SIZE]
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
 for _, (x, y) in zip(range(args.steps), loader_of(data)):
     update(x, y)
@@ -830,7 +832,8 @@ def test_loss_that_couples_samples_in_a_redirected_forward_is_named(
 @pytest.mark.slow
 def test_arguments_after_the_script_are_given_to_it(here: Terminal) -> None:
     name = _script(here, ARGUMENTS)
-    checked = _check(here, "--steps", "2", name, "--lr", "0.5", "--steps", "4")
+    own = ("--lr", "0.5", "--steps", "4", "--ranks", "{rank}", "{world_size}")
+    checked = _check(here, "--steps", "2", name, *own)
     _assert_equivalent(checked)
     assert ", SGD, 2 steps; " in checked.ended.stdout
 

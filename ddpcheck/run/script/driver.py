@@ -117,7 +117,7 @@ class Driver:
     def script_main(self) -> Stop:
         """Runs the script to its end; stacks name it, see errors/frames.py."""
         try:
-            launch.run(self.script, max(1, self.seat.world_size))
+            launch.run(self.script, self.seat)
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise

@@ -45,7 +45,7 @@ def set_environment(seat: Seat) -> None:
     )
 
 
-def run(script: Script, world_size: int) -> None:
+def run(script: Script, seat: Seat) -> None:
     """Executes the script in this process, as `__main__`.
 
     Whatever the script raises is raised here, SystemExit included.
@@ -67,7 +67,8 @@ def run(script: Script, world_size: int) -> None:
     )
     # Where a child process started by "spawn" imports it again, it does so by this.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    sys.argv[:] = [code.co_filename, *script.arguments_at(world_size)]
+    arguments = script.arguments_at(max(1, seat.world_size), seat.rank)
+    sys.argv[:] = [code.co_filename, *arguments]
     exec(code, vars(main))  # noqa: S102 (that is what running a script is)
 
 
