@@ -11,13 +11,31 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.run.script.events import CALLS, Drawn, Updated
+from ddpcheck.run.script.events import CALLS, Drawn, Passed, Updated
 
 
 def drawn(rank: Outcome) -> list[Drawn]:
     """Returns the batches that a process drew; calls of the model are none."""
     every = [event for event in rank.progress if isinstance(event, Drawn)]
     return [event for event in every if event.loader != CALLS]
+
+
+def passes(ranks: Sequence[Outcome]) -> dict[tuple[int, int], int]:
+    """Returns how many batches a pass has, by (loader, pass), where it has ended.
+
+    A loader may have more of them than its length says: see Passed.
+    """
+    found: dict[tuple[int, int], int] = {}
+    drawn = Counter[tuple[int, int]]()
+    for outcome in ranks:
+        for event in outcome.progress:
+            if isinstance(event, Passed):
+                key = event.loader, event.turn
+                found[key] = max(event.batches, found.get(key, 0))
+            elif isinstance(event, Drawn):
+                key = event.loader, event.turn
+                drawn[key] = max(event.number + 1, drawn[key])
+    return {key: most for key, most in found.items() if drawn[key] <= most}
 
 
 def ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:

@@ -10,7 +10,7 @@ from ddpcheck.checking import script_draws
 from ddpcheck.checking.script_endings import steps
 from ddpcheck.ranks.messages import Job, Outcome
 from ddpcheck.ranks.pool import SOLO, Pool
-from ddpcheck.run.script.events import CALLS, Built, Drawn, Passed, Updated
+from ddpcheck.run.script.events import CALLS, Built, Drawn, Updated
 from ddpcheck.target.options import Options
 from ddpcheck.target.script import Known, Script
 
@@ -44,7 +44,7 @@ class Recordings:
             world_size=len(self.ranks),
             steps=most,
             model=built[0].model if built else None,
-            passes=tuple(sorted(_passes(self.ranks).items())),
+            passes=tuple(sorted(script_draws.passes(self.ranks).items())),
             split=self._split(),
             ahead=tuple(script_draws.ahead(self.ranks[0])),
             draws=draws,
@@ -104,16 +104,6 @@ def _called(outcome: Outcome) -> defaultdict[int, Counter[str]]:
     for event in outcome.progress:
         if isinstance(event, Drawn) and event.loader == CALLS:
             found[event.step].update(event.rows)
-    return found
-
-
-def _passes(ranks: list[Outcome]) -> dict[tuple[int, int], int]:
-    found: dict[tuple[int, int], int] = {}
-    for outcome in ranks:
-        for event in outcome.progress:
-            if isinstance(event, Passed):
-                key = event.loader, event.turn
-                found[key] = max(event.batches, found.get(key, 0))
     return found
 
 

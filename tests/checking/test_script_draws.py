@@ -6,7 +6,7 @@ import pytest
 
 from ddpcheck.checking import script_draws
 from ddpcheck.ranks.messages import Outcome
-from ddpcheck.run.script.events import Drawn, Updated
+from ddpcheck.run.script.events import Drawn, Passed, Updated
 
 
 def _rank(*counts: dict[int, int], rows: int = 4) -> Outcome:
@@ -55,3 +55,23 @@ def test_steps_without_batches_are_left_out_where_nothing_is_drawn_ahead() -> No
     assert script_draws.usable_steps([first, second], 3) == 1
     assert script_draws.usable_steps([second, first], 3) == 1
     assert script_draws.usable_steps([second, second], 3) == 3
+
+
+def _passed(count: int, *, drawn: int) -> Outcome:
+    events: list[object] = []
+    for number in range(drawn):
+        events.append(
+            Drawn(loader=0, turn=1, number=number, samples=(number,), step=number)
+        )
+        if number + 1 == count:
+            events.append(Passed(loader=0, turn=1, batches=count))
+    return Outcome(rank=0, kind="done", progress=events)
+
+
+def test_pass_has_the_batches_of_the_rank_that_draws_most() -> None:
+    ranks = [_passed(2, drawn=2), _passed(3, drawn=3)]
+    assert script_draws.passes(ranks) == {(0, 1): 3}
+
+
+def test_pass_of_more_batches_than_its_loaders_length_has_not_ended() -> None:
+    assert script_draws.passes([_passed(2, drawn=3), _passed(2, drawn=2)]) == {}

@@ -133,6 +133,16 @@ for epoch in range(2):
         evaluate()
     dist.barrier()
 """
+# As Lightning looks at the first batches before it trains: these are all that there are
+# on a rank, and nobody asks for one more.
+FIRST_BATCHES = """
+import itertools
+
+valid = DataLoader(data, 32, sampler=DistributedSampler(data, shuffle=False))
+with torch.no_grad():
+    for x, y in itertools.islice(valid, min(2, len(valid))):
+        model(x)
+"""
 YAML = """
 import yaml
 
@@ -399,6 +409,7 @@ GOOD = {
     "scheduler": SCHEDULER,
     "averaged weights": AVERAGED,
     "evaluation on rank 0": EVALUATION,
+    "all batches, and no more": FIRST_BATCHES + TRAIN,
     "yaml": YAML + TRAIN,
     "float32 alone": FLOAT32,
     "global batch": SHARED,

@@ -55,7 +55,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A pass over a loader that came to its end after this many batches."""
+    """A pass over a loader that came to its end after this many batches.
+
+    Emitted with the last batch, if the loader has a length that holds: one that is
+    shorter than the pass is followed by more batches, and by another such event.
+    """
 
     loader: int
     turn: int

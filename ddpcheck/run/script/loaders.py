@@ -217,9 +217,13 @@ class Recorder:
             iterator = loaders.original(loader)
         finally:
             own.update(before)
-        return self._yield(iterator, number, turn)
+        length = None if told.is_iterable else told.batches
+        return self._yield(iterator, number, turn, length)
 
-    def _yield(self, iterator: Any, number: int, turn: int) -> Iterator[Any]:
+    def _yield(
+        self, iterator: Any, number: int, turn: int, length: int | None
+    ) -> Iterator[Any]:
+        """Yields the batches of a pass, which also ends if nobody asks for one more."""
         noting = self.samplers.get(number)
         count = 0
         while True:
@@ -227,8 +231,8 @@ class Recorder:
             try:
                 batch = next(iterator)
             except StopIteration:
-                self.turns += 1
-                self.emit(Passed(loader=number, turn=turn, batches=count))
+                if count != length or not count:
+                    self._passed(number, turn, count)
                 return
             indices = noting.noted if noting is not None else []
             kept, batch = batch, batch.made if isinstance(batch, Kept) else batch
@@ -247,7 +251,13 @@ class Recorder:
             if self.keeps_data:
                 self.drawn[f"{number}.{turn}.{count}"] = kept
             count += 1
+            if count == length:
+                self._passed(number, turn, count)
             yield batch
+
+    def _passed(self, number: int, turn: int, count: int) -> None:
+        self.turns += 1
+        self.emit(Passed(loader=number, turn=turn, batches=count))
 
     def share(self, batch: Any) -> Any:
         """Records a batch that the script gives to ddpcheck.global_batch."""
