@@ -25,11 +25,10 @@ from ddpcheck.run.script.events import Updated
 from ddpcheck.run.session import assemble
 from ddpcheck.run.session.session import CannotCheckError, describe_exit
 from ddpcheck.run.spec import ReferenceResult, RunOutcome, RunSpec
-from ddpcheck.target.script import OtherNumberError, Script
+from ddpcheck.target.script import USAGE_CODE, OtherNumberError, Script
 
 _REFUSED = "WriteRefusedError"
 _MEANT = ("SystemExit", "ScriptInterrupt")  # an end that a script chooses
-_USAGE_CODE = 2  # of argparse
 _LAST_LINES = 3
 # A rank hangs without a doubt after so many times what a single process takes, and
 # so many seconds: it may sleep once, or wait for a disk.
@@ -251,7 +250,7 @@ class Endings:
             raise CannotCheckError(words[0] if words else raised.message, raised.stack)
         name = self.script.name
         found = ": ".join(_first_lines(raised)) + self._place(raised)
-        if raised.type_name == "SystemExit" and raised.message == str(_USAGE_CODE):
+        if raised.type_name == "SystemExit" and raised.message == str(USAGE_CODE):
             lines = self.single.stderr.strip().splitlines()[-_LAST_LINES:]
             found = " | ".join([*lines[-1:], found])
             fix = f"correct the arguments after {name}, which are the script's own"

@@ -15,6 +15,7 @@ from ddpcheck.errors import code_origin
 from ddpcheck.errors.problem import Problem, UsageError
 
 USAGE = "ddpcheck run [options] [-m MODULE | train.py] ARGS..."
+USAGE_CODE = 2  # with which argparse exits
 _PACKAGE = re.compile("[.:]")
 # What stands for a number of the process in the arguments of a script.
 _WORLD_SIZE, _RANK = "{world_size}", "{rank}"

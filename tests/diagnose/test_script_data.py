@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -401,6 +401,41 @@ def test_overlap_in_the_middle_of_a_pass_is_found() -> None:
             "rank; the data have 64",
         ),
     )
+
+
+def _split_by_itself(rank: int, named: Callable[[int], str]) -> list[Any]:
+    """Returns the events of a rank in the middle of its own permutation of the data.
+
+    An index is then another sample on another rank; `named` gives the row of a sample.
+    """
+    own = order(rank, 64)
+    process = Process(replace(PLAIN, samples=64))
+    one = process.begin()
+    for number in range(6):
+        indices = range(number * 8 + rank, number * 8 + 8, 2)
+        rows = tuple(named(own[index]) for index in indices)
+        process.draw(one, indices, number, rows)
+        process.update()
+    return process.events
+
+
+def test_overlap_of_data_that_each_rank_splits_by_itself_is_found() -> None:
+    every = [_split_by_itself(rank, str) for rank in range(2)]
+    one = _split_by_itself(2, str)
+    assert told(every, one) == (
+        "data/shard-overlap",
+        "shards overlap: ranks train on samples of other ranks",
+        (
+            "of the first 24, 24 samples of pass 1, per rank, 11 are on more than "
+            "one rank; the data have 64",
+            "an index is another sample on another rank: each has data of its own",
+        ),
+    )
+
+
+def test_rows_that_data_have_several_times_are_no_overlap() -> None:
+    every = [_split_by_itself(rank, lambda n: str(n % 16)) for rank in range(2)]
+    assert slugs(every, _split_by_itself(2, str)) == []
 
 
 def test_endless_pass_that_begins_again_is_silent() -> None:

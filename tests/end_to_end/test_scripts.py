@@ -539,6 +539,34 @@ def test_proven_cause_comes_before_what_only_the_samples_show(here: Terminal) ->
     assert reproduce.read_text("utf-8").startswith('"""train.py: loss/sum-reduction')
 
 
+# As a command-line library calls its command: an exception is an exit code.
+COMMAND = """
+def train():
+    for x, y in loader_of(data):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss = loss * dist.get_world_size()
+        loss.backward()
+        optimizer.step()
+
+
+try:
+    train()
+except Exception:
+    sys.exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_cause_is_found_where_the_script_turns_exceptions_into_exits(
+    here: Terminal,
+) -> None:
+    """A probe hides the group: get_world_size then raises."""
+    checked = _check(here, _script(here, COMMAND))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/double-world-scale"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", ["mse_loss(model.module(x), y)", "mse_loss(model.module.forward(x), y)"]
@@ -1212,12 +1240,28 @@ def test_script_that_trains_nothing_is_refused(terminal: Terminal) -> None:
     )
 
 
+NEED = """
+if WORLD_SIZE == 1:
+    raise RuntimeError('needs two ranks')
+"""
+NEED_OF_COMMAND = """
+try:
+    if WORLD_SIZE == 1:
+        raise RuntimeError('needs two ranks')
+except Exception:
+    sys.exit(1)
+"""
+
+
 @pytest.mark.slow
-def test_script_that_fails_as_a_single_process_is_refused(terminal: Terminal) -> None:
-    need = "\nif WORLD_SIZE == 1:\n    raise RuntimeError('needs two ranks')\n"
+@pytest.mark.parametrize("need", [NEED, NEED_OF_COMMAND], ids=["raises", "exits"])
+def test_script_that_fails_as_a_single_process_is_refused(
+    need: str, terminal: Terminal
+) -> None:
     name = _script(terminal, need, TRAIN)
     ended = terminal.run("run", name)
-    line = 1 + (SETUP + need).splitlines().index(need.splitlines()[-1])
+    lines = (SETUP + need).splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if "RuntimeError" in text)
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr == (
         "ddpcheck: train.py fails as a single process [script-fails]\n"

@@ -491,10 +491,12 @@ def _of_parts(turn: _Turn) -> Finding | None:
     """Returns the finding on ranks that share samples in the middle of a pass.
 
     Ranks that draw with replacement share some by chance, and repeat their own, too.
+    So do data that have a row several times.
     """
     each, passes = turn.each, turn.passes
     size = passes[0].loader.samples
-    if not each.by_index or any(one.is_whole for one in passes) or not size:
+    is_iterable = passes[0].loader.is_iterable
+    if is_iterable or any(one.is_whole for one in passes) or not size:
         return None
     known = [keys[: size // len(passes)] for keys in turn.known]
     own = _first_turn(each, turn.single) if turn.single else ()
@@ -509,6 +511,7 @@ def _of_parts(turn: _Turn) -> Finding | None:
         (
             f"of the first {listed(map(len, known))} samples of {turn.text}, per rank, "
             f"{shared} are on more than one rank; the data have {size}",
+            *_of_other_data(each),
         ),
         Evidence(repeated=shared, of_pass=sum(map(len, known))),
     )
@@ -551,6 +554,14 @@ def _of_streams(turn: _Turn) -> Finding | None:
     )
 
 
+def _of_other_data(each: Lanes) -> list[str]:
+    """Returns the fact that an index is another sample on another rank, if it is."""
+    sizes = {stream[0].loader.samples for stream in each.ranks}
+    if each.by_index or each.ranks[0][0].loader.is_iterable or len(sizes) > 1:
+        return []
+    return ["an index is another sample on another rank: each has data of its own"]
+
+
 def _of_wholes(turn: _Turn, expected: Counter[Key], *, is_read: bool) -> Finding | None:
     """Returns the finding on passes that came to their ends on all ranks.
 
@@ -577,6 +588,7 @@ def _of_wholes(turn: _Turn, expected: Counter[Key], *, is_read: bool) -> Finding
     evidence = Evidence(repeated=repeats, missing=lost, of_pass=total)
     if not repeats:
         return _lost(turn, facts, evidence) if is_read else None
+    facts += _of_other_data(turn.each)
     if not lost and _fills_up(turn, extra):
         return _padding(turn, facts, evidence)
     within = sum(map(_repeated, known))

@@ -83,9 +83,13 @@ class PlainWrapper(nn.Module):
         return DistributedDataParallel
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Broadcasts rank 0's buffers, then returns the module's output."""
+        """Broadcasts rank 0's buffers, then returns the module's output.
+
+        Not where the group is hidden: then this rank is alone.
+        """
         PlainWrapper.before_forward(self)
-        if self.broadcasts_buffers and self.training and torch.is_grad_enabled():
+        trains = self.training and torch.is_grad_enabled()
+        if self.broadcasts_buffers and trains and dist.is_initialized():
             broadcast_buffers(self.module)
         output = self.module(*args, **kwargs)
         PlainWrapper.after_forward(self, output)

@@ -39,7 +39,7 @@ from ddpcheck.run.model import batch_norm
 from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process import callers, isolation
 from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
-from ddpcheck.target.script import Script
+from ddpcheck.target.script import USAGE_CODE, Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "update", "ended"]
 
@@ -116,14 +116,18 @@ class Driver:
 
     def script_main(self) -> Stop:
         """Runs the script to its end; stacks name it, see errors/frames.py."""
+        failed: BaseException
         try:
             launch.run(self.script, self.seat)
         except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
+            if error.code in (None, 0):
+                return "ended"
+            failed = _reason(error)
         except KeyboardInterrupt as error:
             raise ScriptInterrupt(str(error)) from error
-        return "ended"
+        else:
+            return "ended"
+        raise failed
 
     def stop(self, reason: Stop) -> None:
         """Hands over to the caller of `resume`; called where the script runs."""
@@ -297,6 +301,19 @@ class Driver:
             """Leaves nothing: the process ends with its group."""
 
         return leaving
+
+
+def _reason(end: SystemExit) -> BaseException:
+    """Returns why a script exits: the exception that it caught, if it exits for that.
+
+    Command-line libraries turn each exception into an exit code. Where the check itself
+    causes one, to see what the script does then, it has to know which it was. An exit
+    with a text, or for wrong arguments, says more than what was caught.
+    """
+    caught = end.__cause__ or (None if end.__suppress_context__ else end.__context__)
+    if isinstance(caught, Exception) and isinstance(end.code, int):
+        return end if end.code == USAGE_CODE else caught
+    return end
 
 
 def is_empty(optimizer: Optimizer) -> bool:
