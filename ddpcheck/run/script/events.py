@@ -57,8 +57,8 @@ class Drawn:
 class Passed:
     """A pass over a loader that came to its end after this many batches.
 
-    Emitted with the last batch, if the loader has a length that holds: one that is
-    shorter than the pass is followed by more batches, and by another such event.
+    Emitted before the last batch, as the loader's length tells it, and at the end. A
+    length may be wrong: then more batches follow.
     """
 
     loader: int

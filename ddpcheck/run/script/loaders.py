@@ -223,7 +223,11 @@ class Recorder:
     def _yield(
         self, iterator: Any, number: int, turn: int, length: int | None
     ) -> Iterator[Any]:
-        """Yields the batches of a pass, which also ends if nobody asks for one more."""
+        """Yields the batches of a pass; its end is told before its last batch.
+
+        It also ends if nobody asks for one more. That nothing follows a batch tells
+        where a rank waits.
+        """
         noting = self.samplers.get(number)
         count = 0
         while True:
@@ -231,9 +235,11 @@ class Recorder:
             try:
                 batch = next(iterator)
             except StopIteration:
-                if count != length or not count:
-                    self._passed(number, turn, count)
+                self.turns += 1
+                self.emit(Passed(loader=number, turn=turn, batches=count))
                 return
+            if count + 1 == length:
+                self.emit(Passed(loader=number, turn=turn, batches=length))
             indices = noting.noted if noting is not None else []
             kept, batch = batch, batch.made if isinstance(batch, Kept) else batch
             rows = digests(batch) if not indices or _is_small(batch) else ()
@@ -251,13 +257,7 @@ class Recorder:
             if self.keeps_data:
                 self.drawn[f"{number}.{turn}.{count}"] = kept
             count += 1
-            if count == length:
-                self._passed(number, turn, count)
             yield batch
-
-    def _passed(self, number: int, turn: int, count: int) -> None:
-        self.turns += 1
-        self.emit(Passed(loader=number, turn=turn, batches=count))
 
     def share(self, batch: Any) -> Any:
         """Records a batch that the script gives to ddpcheck.global_batch."""
