@@ -78,6 +78,9 @@ TEXTS: dict[str, Callable[[], object]] = {
         _of("torch.distributed.fsdp._common_utils").FSDP_WRAPPED_MODULE
         == "_fsdp_wrapped_module"
     ),
+    "_get_iterator": lambda: (
+        "_get_iterator" in torch.utils.data.DataLoader.__iter__.__code__.co_names
+    ),
     "_is_param": lambda: isinstance(_marked(torch.zeros(1)), nn.Parameter),
     "_is_replica": lambda: _replica()._is_replica,  # noqa: SLF001
     "_orig_mod": lambda: (

@@ -35,6 +35,8 @@ Looked up as text; without one of these, the feature that needs it is left out:
 
     _attention                               run/process/ahead: each rank imports it
     _clip_grads_with_norm_                   run/observe/patches: clipping is not seen
+    _get_iterator                            run/script/loaders: only loaders that
+                                             iterate as torch's do are seen
     _comm_hooks                              interventions/rewrapping: DDP is built
                                              again without hooks
     _former_parameters, _is_replica          interventions/replicas: as _parameters

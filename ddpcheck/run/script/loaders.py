@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from torch.utils.data import (
 )
 
 from ddpcheck.compare import tree
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.script.driver import Driver, random_states, set_random_states
 from ddpcheck.run.script.events import CALLS, Drawn, Loader, Passed
 
@@ -73,18 +76,47 @@ class Loaders:
         self._begin = begin
         self._known: list[Any] = []  # in the order of their first use
         self._turns: dict[int, int] = {}
-        self.original: Callable[[Any], Any] = DataLoader.__iter__
+        self._before: dict[type, Callable[[Any], Any]] = {}
 
     @property
     def are_used(self) -> bool:
         """Whether there is a loader."""
         return bool(self._known)
 
+    def original(self, loader: Any) -> Any:
+        """Returns the iterator that a loader has where it is not watched."""
+        cls = next(one for one in type(loader).__mro__ if one in self._before)
+        return self._before[cls](loader)
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Context in which loaders are watched."""
-        before = self.original
+        """Context in which loaders are watched, also of classes made in it."""
 
+        def made(cls: type, /, **arguments: Any) -> None:
+            super(DataLoader, cls).__init_subclass__(**arguments)  # type: ignore[misc]
+            self._watch(cls)
+
+        for cls in _family(DataLoader):
+            self._watch(cls)
+        try:
+            with replaced(DataLoader, __init_subclass__=classmethod(made)):
+                yield
+        finally:
+            while self._before:
+                cls, before = self._before.popitem()
+                cls.__iter__ = before  # type: ignore[attr-defined]
+
+    def _watch(self, cls: type) -> None:
+        """Watches loaders of a class where it makes iterators itself.
+
+        One that changes what its base class yields is seen there.
+        """
+        before: Any = vars(cls).get("__iter__")
+        if cls is not DataLoader and "_get_iterator" not in _names(before):
+            return
+        self._before[cls] = before
+
+        @functools.wraps(before)
         def iterate(loader: Any) -> Iterator[Any]:
             if not any(loader is one for one in self._known):
                 self._known.append(loader)
@@ -93,11 +125,21 @@ class Loaders:
             self._turns[number] = turn + 1
             return self._begin(loader, number, turn)
 
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            DataLoader.__iter__ = before  # type: ignore[method-assign]
+        cls.__iter__ = iterate  # type: ignore[attr-defined]
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    """Returns the names that a function uses, the first one if it is watched."""
+    first = function and inspect.unwrap(function)
+    return getattr(getattr(first, "__code__", None), "co_names", ())
+
+
+def _family(cls: type) -> Iterator[type]:
+    """Yields a class and those derived of it."""
+    yield cls
+    derived: type
+    for derived in cls.__subclasses__():
+        yield from _family(derived)
 
 
 class _Noting:
