@@ -43,6 +43,7 @@ class Budget:
         stacks: whether stacks are shown.
         proofs: whether findings show proof and size.
         table: whether numbers of a script are shown that do not follow the world size.
+        effects: whether those that do have a line with what they do.
     """
 
     runs: int
@@ -58,6 +59,7 @@ class Budget:
     stacks: bool = False
     proofs: bool = True
     table: bool = False
+    effects: bool = False
 
 
 def one_line(text: str) -> str:
@@ -497,8 +499,19 @@ _BUDGETS = (
         notes=3,
         spare=2,
         table=True,
+        effects=True,
     ),
-    Budget(runs=6, whole=9, brief=9, facts=5, code=9, wrap=3, notes=3, spare=2),
+    Budget(
+        runs=6,
+        whole=9,
+        brief=9,
+        facts=5,
+        code=9,
+        wrap=3,
+        notes=3,
+        spare=2,
+        effects=True,
+    ),
     Budget(runs=6, whole=9, brief=9, facts=2, code=7, wrap=3, notes=3, worst=False),
     Budget(runs=6, whole=9, brief=9, facts=1, code=7, wrap=3, notes=3, worst=False),
     Budget(runs=5, whole=9, brief=9, facts=1, code=5, wrap=2, notes=2, worst=False),
@@ -544,6 +557,7 @@ _UNLIMITED = Budget(
     notes=_MANY,
     stacks=True,
     table=True,
+    effects=True,
 )
 
 
@@ -702,7 +716,7 @@ def _facts_of_script(page: Page) -> list[Text]:
     for index in shown:
         what, cells, effect = table.rows[index]
         lines.append(Text(line(what, cells)))
-        if index in table.moved or page.budget.stacks:
+        if page.budget.effects and (index in table.moved or page.budget.stacks):
             most = _MANY if page.budget.stacks else page.budget.wrap
             lines += page.wrapped(effect, indent="    ", hang="    ", most=most)
     return lines

@@ -35,6 +35,19 @@ def test_terminal_with_little_room_shows_what_is_another_number() -> None:
     assert len(text.splitlines()) <= 25
 
 
+def test_cause_and_fix_are_whole_before_effects_are_told() -> None:
+    report = sample.script()
+    cause = "all ranks train on the same samples: " + "the data are not sharded, " * 5
+    findings = [replace(report.findings[0], summary=f"{cause}{n}") for n in range(2)]
+    rows = [replace(row, effect=f"{row.effect}, {cause}") for row in report.facts]
+    text = _text(replace(report, findings=tuple(findings), facts=tuple(rows)))
+    told = " ".join(text.split())
+    assert f"cause {cause}0" in told
+    assert f"cause {cause}1" in told
+    assert "updates grow" not in told
+    assert "  learning rate  0.1  0.2  0.4  0.8\n" in text
+
+
 def test_all_effects_are_shown_with_v() -> None:
     text = _text(sample.script(), verbose=True)
     assert "    a pass has as many updates as in the single process\n" in text
