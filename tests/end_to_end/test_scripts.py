@@ -695,9 +695,27 @@ if __name__ == "__main__":
 """
 
 
+PROCESSES = """\
+    processes = [
+        mp.Process(target=main, args=(rank, world_size)) for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
 @pytest.mark.slow
-def test_script_that_spawns_its_ranks_is_equivalent(terminal: Terminal) -> None:
-    terminal.write(SPAWNS, "train.py")
+@pytest.mark.parametrize(
+    "script",
+    [SPAWNS, SPAWNS[: SPAWNS.index("    mp.spawn")] + PROCESSES],
+    ids=["spawn", "processes"],
+)
+def test_script_that_spawns_its_ranks_is_equivalent(
+    script: str, terminal: Terminal
+) -> None:
+    terminal.write(script, "train.py")
     _assert_equivalent(_check(terminal, "--cuda-as-cpu", "train.py"))
 
 
@@ -1046,6 +1064,59 @@ for epoch in range(3):
         own = batch[RANK::WORLD_SIZE]
         update(rows[own], targets[own])
 """
+
+
+BY_HAND = """
+targets = rows[:, :3].sin()
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def average():
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD_SIZE
+
+
+for epoch in range(3):
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(epoch))
+    for batch in order.split(16):
+        own = batch[RANK::WORLD_SIZE]
+        optimizer.zero_grad()
+        scaler.scale(mse_loss(model(rows[own]), targets[own])).backward()
+        scaler.unscale_(optimizer)
+        average()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+_CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
+_AVERAGE = "        average()\n"
+BY_HAND_BROKEN = {
+    "sync/comm-hook-semantics": BY_HAND.replace(" /= WORLD_SIZE", " /= 1").replace(
+        _CLIP, ""
+    ),
+    "sync/clip-before-reduce": BY_HAND.replace(_CLIP, "").replace(
+        _AVERAGE, _CLIP + _AVERAGE
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", BY_HAND_BROKEN)
+def test_reduction_by_hand_of_scaled_gradients_is_named_where_it_is_wrong(
+    slug: str, here: Terminal
+) -> None:
+    code = BY_HAND_BROKEN[slug]
+    checked = _check(here, _sharded(here, code))
+    assert (checked.ended.exit_code, checked.slug) == (1, slug), checked.shown
+    assert "proof  confirmed" in checked.ended.stdout
+
+
+@pytest.mark.slow
+def test_reduction_by_hand_of_scaled_gradients_is_equivalent(here: Terminal) -> None:
+    _assert_equivalent(_check(here, _sharded(here, BY_HAND)))
 
 
 @pytest.mark.slow

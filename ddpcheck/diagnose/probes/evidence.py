@@ -164,6 +164,8 @@ class RankEvidence:
     # Constant divisor of the loss that is a count over the global batch.
     divides_by_all: int | None = None
     after_backward: float = 1.0  # factor of gradients after backward; cuts contain it
+    # Factor of the sum of all ranks' gradients, where the step makes that.
+    of_sum: float | None = None
     collectives: int = 0
     # Which results change when the process group is hidden: see probes/rank.py.
     asks_others: tuple[str, ...] = ("loss", "after backward")

@@ -212,6 +212,7 @@ class _Probe:
             loss=done.loss,
             divides_by_all=self._constant(batch),
             after_backward=done.factor,
+            of_sum=done.of_sum,
             addends=self.addends if self.addends and done.factor == 1 else (),
             collectives=self.seen.exchanges,
             moves_rows=moving.moves_rows,

@@ -13,6 +13,7 @@ are set aside after every backward, and the step clips the marks alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -44,10 +45,13 @@ class Done(NamedTuple):
     """The result of a step besides its gradients.
 
     `loss`: its value, if it is known. `factor`: of gradients after backward.
+    `of_sum`: the factor of the sum of all ranks' gradients, where the step adds them
+    up, else None.
     """
 
     loss: float | None
     factor: float = 1.0
+    of_sum: float | None = None
 
 
 def begin(target: Target, spec: RunSpec, model: nn.Module) -> None:
@@ -98,7 +102,8 @@ def step(
         marks = _Marks(model, puts_aside=puts_aside)
         with _roots(before_backward, marks.after_backward) as roots:
             target.train_step(model, optimizer, tree.contents(batch))
-        return Done(sum(roots) if roots else None, marks.remove())
+        of_sum = marks.factor_of_sum()
+        return Done(sum(roots) if roots else None, marks.remove(), of_sum)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -132,9 +137,14 @@ def _roots(
 
 
 def _mark(parameter: nn.Parameter) -> Tensor:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return _mark_of(rank, parameter)
+
+
+def _mark_of(rank: int, parameter: nn.Parameter) -> Tensor:
+    """Returns the mark that a rank gives this parameter."""
     if parameter.is_complex():
         return torch.zeros_like(parameter)
-    rank = dist.get_rank() if dist.is_initialized() else 0
     spread = (torch.arange(parameter.numel()) * 0.618 * (rank + 1)) % 1
     mark = _MARK * (1 + rank + spread.to(torch.float64))
     return mark.reshape(parameter.shape).to(parameter)
@@ -172,14 +182,21 @@ class _Marks:
                 grad.zero_()
         factor = 1.0
         if factors and has_one:
-            every = torch.cat(factors)
-            first = float(every[0])
-            is_same = float((every - first).abs().max()) <= _SAME * abs(first)
-            factor = first if is_same and first else 1.0
+            factor = _single(torch.cat(factors)) or 1.0
         for parameter, aside in self._aside.items():
             now = parameter.grad
             parameter.grad = aside * factor + (0 if now is None else now)
         return factor
+
+    def factor_of_sum(self) -> float | None:
+        """Returns the factor of the sum of all ranks' marks, None where it is none."""
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        factors = []
+        for parameter, grad in self._marked() if world > 1 else ():
+            marks = (_mark_of(rank, parameter) for rank in range(world))
+            total = sum(mark.double() for mark in marks)
+            factors.append((grad.double() / total).flatten())
+        return _single(torch.cat(factors)) if factors else None
 
     def _marked(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yields the parameters whose gradient began with a mark that can be read."""
@@ -204,6 +221,13 @@ class _Marks:
             grad = parameter.grad
             if grad is not None and _is_readable(grad):
                 yield name, grad.detach().flatten()[:_FEW].to(torch.float64, copy=True)
+
+
+def _single(factors: Tensor) -> float | None:
+    """Returns the one factor that all are, None where they differ."""
+    first = float(factors[0])
+    is_same = float((factors - first).abs().max()) <= _SAME * abs(first)
+    return first if is_same and math.isfinite(first) else None
 
 
 def _is_readable(grad: Tensor) -> bool:

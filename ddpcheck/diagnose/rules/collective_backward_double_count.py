@@ -87,7 +87,7 @@ def _detect_custom_backward(case: Case) -> Proposal | None:
     calls = max((f.get("collectives", 0) for f in case.ranks), default=0)
     if not calls or case.reduce_is_broken:
         return None
-    if is_summed_by_hand(case):
+    if case.loss_is_sound and is_summed_by_hand(case):
         return _summed_once_more(case) if case.loss_collectives else None
     found = case.mismatched("gradients", 0)
     return Proposal(

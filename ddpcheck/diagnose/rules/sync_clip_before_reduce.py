@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import ranks_disagree
+from ddpcheck.diagnose.facts.loss import is_sound_until_backward
 from ddpcheck.diagnose.facts.text import names
 from ddpcheck.diagnose.proposal import replaced
 from ddpcheck.run.intervention import Switch
@@ -24,7 +25,8 @@ CODE = (
 
 def detect(case: Case) -> Proposal | None:
     """Proposes it for tensor hooks on parameters, or a clipping before a backward."""
-    if case.forward_is_sound and case.has_cuts and not case.loss_is_sound:
+    is_sound = case.loss_is_sound or is_sound_until_backward(case)
+    if case.forward_is_sound and case.has_cuts and not is_sound:
         return _detect_per_sample_clipping(case)
     if not case.forward_is_sound:
         return None

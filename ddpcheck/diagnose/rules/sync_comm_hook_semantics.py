@@ -101,19 +101,22 @@ def _detect_sum_by_hand(case: Case) -> Proposal | None:
     """Proposes it for a step that sums gradients over ranks, and does not divide."""
     if not is_summed_by_hand(case):
         return _detect_sum_in_update(case) or _detect_sum_after_backward(case)
-    if case.loss_collectives:
+    if case.loss_collectives and case.loss_is_sound:
         return None
     return Proposal(
         summary="the training step sums the ranks' gradients, but their mean is "
         f"the single-process gradient: they are {case.world_size} times too large",
         facts=(
             f"all gradients are {case.world_size} times the single-process ones, "
-            "and the loss is right; the parameters are in no DDP object, and the "
+            f"and {_why_by_hand(case)}; the parameters are in no DDP object, and the "
             "step calls collectives",
         ),
         fix="divide by the world size",
         code=_MEAN,
         fixes=(ScaleGradients(factor=1 / case.world_size),),
+        # The loss may be counted W times as well as the sum: then another cause is.
+        speculative=bool(case.loss_collectives),
+        last_resort=int(bool(case.loss_collectives)),
     )
 
 
@@ -198,15 +201,34 @@ def _fact(factor: float) -> str:
     )
 
 
+def _why_by_hand(case: Case) -> str:
+    if case.loss_is_sound:
+        return "the loss is right"
+    return "the step adds up the gradients of all ranks, and does not divide the sum"
+
+
 def is_summed_by_hand(case: Case) -> bool:
     """Returns whether all gradients are W times the right ones, and no DDP reduces them.
 
-    The loss would be right with DDP.
+    The loss would be right with DDP, or the step is seen to add up gradients.
     """
     factor, world = common_factor(case), case.world_size
     if factor is None or world == 1 or abs(factor / world - 1) > case.close:
         return False
-    return _is_of_all(case) and case.loss_is_sound and reduces_by_hand(case)
+    is_known = case.loss_is_sound or _adds_up(case)
+    return _is_of_all(case) and is_known and reduces_by_hand(case)
+
+
+def _adds_up(case: Case) -> bool:
+    """Returns whether a step adds up the ranks' gradients, and divides by nothing.
+
+    Apart from what the single process does with its gradients.
+    """
+    one = case.probed.reference.after_backward if case.probed else 0.0
+    factors = [rank.of_sum for rank in case.probed_ranks]
+    return bool(one and factors) and all(
+        factor is not None and abs(factor / one - 1) <= case.close for factor in factors
+    )
 
 
 def _is_of_all(case: Case) -> bool:
