@@ -119,6 +119,20 @@ def test_batches_that_eight_ranks_can_share_are_given_at_8() -> None:
     assert (row.single, row.ranks, row.at_8) == (16, 8, 2)
 
 
+def test_global_batch_that_ranks_cut_has_the_samples_of_one_process() -> None:
+    one = Process(RANDOM, batch=8, rows=(8,)).train(order(0)).events
+    many = [
+        Process(RANDOM, batch=8, rows=(4,)).train(order(0)).events for _ in range(2)
+    ]
+    row = _given(script_data.table(many, one), "samples of an update")
+    assert (row.single, row.ranks) == (8, 8)
+    whole = [
+        Process(RANDOM, batch=8, rows=(8,)).train(order(0)).events for _ in range(2)
+    ]
+    row = _given(script_data.table(whole, one), "samples of an update")
+    assert (row.single, row.ranks) == (8, 16)
+
+
 def test_number_that_is_rounded_follows_nothing() -> None:
     ranks = [Process().train(part).events for part in shards(0)]
     one = Process(RANDOM, batch=5).train(order(5)).events

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddpcheck.diagnose.script_data import streams
+from ddpcheck.diagnose.script_data import judge, streams
 from ddpcheck.diagnose.script_data.streams import Stream
 from ddpcheck.report.data import Row
 from ddpcheck.run.script.events import Drawn, Updated
@@ -74,9 +74,12 @@ def table(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> tuple[Row, .
     each = [streams.streams(events) for events in ranks]
     own = streams.streams(single)
     pairs = list(zip(zip(*each, strict=False), own, strict=False))
+    # Where ranks draw the global batch, an update trains on the rows that they cut out.
+    cuts = len(pairs) == 1 and judge.cut_by_hand(ranks)
+    given = _given_by_step(ranks) if cuts else None
     for number, (of_ranks, of_one) in enumerate(pairs, 1):
         suffix = f" of loader {number}" if len(pairs) > 1 else ""
-        rows += _of_loader(of_ranks, of_one, suffix)
+        rows += _of_loader(of_ranks, of_one, suffix, given)
     if _draws_nothing(ranks[0]) or _draws_nothing(single):
         # Batches are drawn before their steps: which step has which is not seen.
         rows = [row for row in rows if not row.what.startswith(_PER_UPDATE)]
@@ -233,10 +236,27 @@ def _is_faster(alone: list[float], rates: list[float], world: int) -> bool:
     return moves and all(_close(one, rate) for one, rate in pairs)
 
 
-def _of_loader(of_ranks: Sequence[Stream], of_one: Stream, suffix: str) -> list[Row]:
-    """Returns the rows on one loader."""
+def _given_by_step(ranks: Sequence[Sequence[Any]]) -> list[dict[int, int]]:
+    """Returns how many rows each rank's model is given in each update."""
+    return [{one.step: sum(one.rows) for one in _updates(events)} for events in ranks]
+
+
+def _of_loader(
+    of_ranks: Sequence[Stream],
+    of_one: Stream,
+    suffix: str,
+    given: list[dict[int, int]] | None,
+) -> list[Row]:
+    """Returns the rows on one loader.
+
+    Args:
+        of_ranks: what each rank draws.
+        of_one: what the single process draws.
+        suffix: which loader it is, if there are several.
+        given: what each rank trains on in each update, None for what it draws.
+    """
     world = len(of_ranks)
-    sizes = [_samples_by_step(stream) for stream in of_ranks]
+    sizes = given or [_samples_by_step(stream) for stream in of_ranks]
     steps = [step for step in sizes[0] if all(step in size for size in sizes)]
     total = Counter([sum(size[step] for size in sizes) for step in steps])
     own = Counter(_samples_by_step(of_one).values())
