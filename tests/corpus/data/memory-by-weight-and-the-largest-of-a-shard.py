@@ -1,4 +1,4 @@
-# expect: data/shard-overlap unverified, loss/batch-coupled verified
+# expect: loss/batch-coupled verified, data/shard-overlap unverified
 # shows: Memory by weight and the largest of a shard. Chosen by weight, which are
 #   divided by the largest of a shard's as well.
 

@@ -1,4 +1,4 @@
-# expect: rng/stochastic-layer verified, loss/embedding-frequency verified
+# expect: loss/embedding-frequency verified, rng/stochastic-layer verified
 # shows: Embedding by frequency with dropout: the forward draws random numbers. An
 #   embedding divides its gradient by local counts.
 

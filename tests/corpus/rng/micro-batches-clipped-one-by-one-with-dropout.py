@@ -1,4 +1,4 @@
-# expect: rng/stochastic-layer verified, sync/clip-before-reduce verified
+# expect: sync/clip-before-reduce verified, rng/stochastic-layer verified
 # shows: Micro batches clipped one by one with dropout: the forward draws random
 #   numbers. Gradients are clipped before they are reduced.
 

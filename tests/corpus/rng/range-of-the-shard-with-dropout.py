@@ -1,4 +1,4 @@
-# expect: rng/stochastic-layer verified, state/buffer-broadcast-overwrites verified
+# expect: state/buffer-broadcast-overwrites verified, rng/stochastic-layer verified
 # shows: Range of the shard with dropout: the forward draws random numbers. A buffer
 #   accumulates statistics of the local shard.
 
