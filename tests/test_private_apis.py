@@ -108,6 +108,7 @@ _OTHER = {
     "_forkserver",
     "_config",
     "_fields",
+    "_target",  # of multiprocessing's Process
     "_ddpcheck_wrapper",
     "_ddpcheck_own_part",
     "_ddpcheck_place",

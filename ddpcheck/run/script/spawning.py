@@ -150,7 +150,10 @@ def _processes_in_place(seat: Seat, has_joined: Callable[[], bool]) -> Iterator[
 
 def _is_rank(process: Any) -> bool:
     """Returns whether what a process runs joins a process group."""
-    return _joins(getattr(process, "_target", None) or type(process).run, set())
+    # A class has its own `run`; that of the standard library calls the target, which
+    # Python names nowhere else: without it, such a process is started.
+    functions = type(process).run, getattr(process, "_target", None)
+    return any(_joins(one, set()) for one in functions)
 
 
 def _joins(function: Any, seen: set[int]) -> bool:
