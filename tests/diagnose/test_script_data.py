@@ -490,6 +490,34 @@ def test_indices_of_own_parts_of_the_data_are_no_overlap() -> None:
     assert slugs([p.events for p in every], one.events) == []
 
 
+def test_samples_that_each_rank_splits_off_by_itself_overlap() -> None:
+    """One index has the same row on both ranks by chance."""
+    large = replace(PLAIN, samples=40)
+    splits = [order(seed, 60)[:40] for seed in (0, 1)]
+    splits[1].remove(splits[0][5])
+    splits[1].insert(5, splits[0][5])
+    every = []
+    for rank, split in enumerate(splits):
+        process = Process(large)
+        for epoch in range(2):
+            drawn = order(epoch, 40)[rank::2]
+            _train_rows(process, drawn, split)
+        every.append(process.events)
+    one = Process(replace(RANDOM, samples=40), batch=8)
+    _train_rows(one, order(7, 40), splits[0])
+    assert slugs(every, one.events) == ["data/shard-overlap"]
+
+
+def _train_rows(process: Process, drawn: Sequence[int], split: Sequence[int]) -> None:
+    """Trains a pass of a split: an index has the row of another sample."""
+    one = process.begin()
+    for number, start in enumerate(range(0, len(drawn), process.batch)):
+        part = drawn[start : start + process.batch]
+        process.draw(one, part, number, tuple(f"row{split[i]}" for i in part))
+        process.update()
+    process.end(one, -(-len(drawn) // process.batch))
+
+
 STREAM = replace(
     PLAIN,
     samples=None,
