@@ -33,7 +33,8 @@ class Recordings:
     def known(self) -> Known:
         """Returns what later runs have to know."""
         built = [e for o in self.ranks for e in o.progress if isinstance(e, Built)]
-        draws = bool(script_draws.drawn(self.ranks[0]))
+        loaders = {event.loader for event in script_draws.drawn(self.ranks[0])}
+        draws = bool(loaders)
         every = list(self.ranks)
         every += [] if self.single.kind == "done" else [self.single]
         most = min(self.asked, *map(steps, every))
@@ -49,6 +50,7 @@ class Recordings:
             ahead=tuple(script_draws.ahead(self.ranks[0])),
             draws=draws,
             has_all=self._has_all(),
+            has_others=len(loaders) > 1,
             shards=any(one.shards for one in built),
             places=built[0].places if built else (),
         )

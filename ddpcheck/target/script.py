@@ -36,6 +36,7 @@ class Known:
     the next step's batches before: (loader, how many a step uses, how many ahead).
     `draws`: whether loaders have the batches; else they are what the model is given.
     Then with `has_all` one process gives its model what the ranks do, by itself.
+    `has_others`: several loaders draw, one of them to evaluate, perhaps.
     `collates_shards`: a shard is collated anew, of its samples; else it has rows of the
     global batch.
     `shards`: the model is sharded by `fully_shard`; with `keeps_whole` it is not, and
@@ -52,6 +53,7 @@ class Known:
     ahead: tuple[tuple[int, int, int], ...] = ()
     draws: bool = True
     has_all: bool = False
+    has_others: bool = False
     collates_shards: bool = False
     shards: bool = False
     keeps_whole: bool = False

@@ -539,6 +539,35 @@ def test_proven_cause_comes_before_what_only_the_samples_show(here: Terminal) ->
     assert reproduce.read_text("utf-8").startswith('"""train.py: loss/sum-reduction')
 
 
+EVALUATES = """
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader_of(data):
+            mse_loss(model(x), y).item()
+    model.train()
+
+
+rows[:, 0] = 1
+rows[:{right}, 0] = 0
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    mse_loss(model(x), y, reduction="sum" if x[0, 0] else "mean").backward()
+    optimizer.step()
+    evaluate()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [0, 8], ids=["first step", "second step"])
+def test_cause_is_found_where_the_script_evaluates_after_each_update(
+    right: int, here: Terminal
+) -> None:
+    checked = _check(here, _script(here, EVALUATES.format(right=right)))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
+
+
 # As a command-line library calls its command: an exception is an exit code.
 COMMAND = """
 def train():

@@ -71,6 +71,7 @@ class _Hooks:
         self.wrapper: nn.Module | None = None  # of it
         self.has_started = False  # again, since the last step
         self.variables: dict[str, Any] = {}  # of the script, at its first draw
+        self.began_at: int | None = None  # the loader that draws first
 
     def model(self) -> nn.Module:
         """Starts the script; returns its model, before it is wrapped."""
@@ -129,6 +130,7 @@ class _Hooks:
                 raise self._ended()
             driver.resume()
         driver.stops_at_draws, driver.updates = False, 0
+        self.began_at = self.fed.at
         self.variables = driver.variables()
         self.wrapper = self.wrapper or driver.wrapped
 
@@ -165,14 +167,17 @@ class _Hooks:
     def _must_start_again(self) -> bool:
         """Returns whether only a new start lets a probe do its step once more.
 
-        A script may end after a few steps, and may already hold the next batch.
+        A script may end after a few steps, may already hold the next batch, and may
+        evaluate after this step, on batches that are not of it.
         """
         if self.has_started:
             return False
-        is_probe = not self.running.updates
+        (first, *_) = self.running.optimizers
+        is_probe = any(name in vars(first) for name in _METHODS)
         if self.running.stopped == "ended":
             return is_probe or self.step.trained >= self.known.steps
-        return is_probe and bool(self.known.ahead)
+        is_elsewhere = self.fed.at != self.began_at
+        return is_probe and (bool(self.known.ahead) or is_elsewhere)
 
     def _start_again(self) -> None:
         """Runs the script anew on the model of this run, for one more step."""

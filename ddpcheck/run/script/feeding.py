@@ -38,7 +38,8 @@ class Fed:
 
     `split`: one process draws so many batches for each of a rank's, as where it
     accumulates gradients for as long; each gets its part. What is drawn ahead is
-    handed out empty, and filled when its step begins.
+    handed out empty, and filled when its step begins. `at`: the loader that is about to
+    draw, None where that is not known.
     """
 
     step: Step
@@ -50,6 +51,7 @@ class Fed:
     # How many batches may be drawn ahead in a step in which a pass begins, by loader.
     spare: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
+    at: int | None = None
 
     def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
         """Yields the batches of a pass."""
@@ -59,16 +61,21 @@ class Fed:
         while not self._ends(length, count):
             if not count:
                 self._begin_ahead(number)
-            # In a probe nothing is updated.
-            is_done = self.driver.updates or not self._allowed(number)
-            if self.driver.stops_at_draws or is_done:
-                self.driver.stop("draw")
+            self._stop_before(number)
             if not count:
                 self._begin_ahead(number)  # in the step that has begun, if one has
             self.asked[number] = self.asked.get(number, 0) + 1
             yield self._next(number)
             count += 1
+        self.at = None if self.known.has_others else number
         self.driver.before_draw()
+
+    def _stop_before(self, loader: int) -> None:
+        """Stops before a draw that is not of the step."""
+        self.at = loader
+        is_done = self.driver.updates or not self._allowed(loader)
+        if self.driver.stops_at_draws or is_done:
+            self.driver.stop("draw")
 
     def _begin_ahead(self, number: int) -> None:
         self.spare |= {n: ahead for n, _, ahead in self.known.ahead if n == number}
@@ -77,9 +84,7 @@ class Fed:
         """Returns what ddpcheck.global_batch gives the script in place of a batch."""
         if not torch.is_grad_enabled():
             return tree.replace(batch, lambda _, tensor: _cast(tensor))
-        is_done = self.driver.updates or not self._allowed(SHARED)
-        if self.driver.stops_at_draws or is_done:
-            self.driver.stop("draw")
+        self._stop_before(SHARED)
         self.asked[SHARED] = self.asked.get(SHARED, 0) + 1
         return self._next(SHARED)
 
@@ -89,9 +94,7 @@ class Fed:
         None for what the script gives it: the loss may be of data beside.
         """
         del args, kwargs
-        is_done = self.driver.updates or not self._allowed(CALLS)
-        if self.driver.stops_at_draws or is_done:
-            self.driver.stop("draw")
+        self._stop_before(CALLS)
         if self.known.has_all:
             self.step.drawn[CALLS] = self.step.drawn.get(CALLS, 0) + 1
             return None
