@@ -58,6 +58,7 @@ _MODULES = (
 )
 # Ranks that part from each other within so many are followed to there.
 _MOST_STEPS = 100
+_WITHOUT_BATCH = "target-raises", "target-batch-empty"
 
 
 def check_script(
@@ -149,12 +150,13 @@ def _of_calls(script: Script, known: Known) -> Iterator[None]:
     """Tells why a script does not train on what the ranks' models were given.
 
     Raises:
-        CannotCheckError: it raises in the single process, and has no loaders.
+        CannotCheckError: it has no loaders, and raises in the single process, or its
+            models are given no data.
     """
     try:
         yield
     except UsageError as error:
-        if known.draws or error.problem.slug != "target-raises":
+        if known.draws or error.problem.slug not in _WITHOUT_BATCH:
             raise
         raise CannotCheckError(_unseen(script), error.problem.found) from error
 

@@ -658,16 +658,20 @@ def test_script_without_loaders_that_never_ends_is_equivalent(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pieces", [1, "4 // WORLD_SIZE"], ids=["one", "several"])
+@pytest.mark.parametrize(
+    ("pieces", "given"),
+    [(1, "x"), ("4 // WORLD_SIZE", "x"), (1, "x + model.module.bias.mean()")],
+    ids=["one", "several", "computed of weights"],
+)
 def test_script_whose_targets_are_not_seen_is_not_checked(
-    pieces: object, terminal: Terminal
+    pieces: object, given: str, terminal: Terminal
 ) -> None:
     train = f"""
 torch.manual_seed(RANK)
 while True:
     for _ in range({pieces}):
         x = torch.randn(4, 6)
-        mse_loss(model(x), x[:, :3].sin()).backward()
+        mse_loss(model({given}), x[:, :3].sin()).backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -695,6 +699,60 @@ def test_fault_in_accumulation_of_a_script_without_loaders_is_found(
     here.write(WINDOWS.replace(was, planted), "train.py")
     checked = _check(here, "train.py")
     assert (checked.ended.exit_code, checked.slug) == (1, slug), checked.shown
+
+
+@pytest.mark.slow
+def test_call_past_the_wrapper_in_a_script_without_loaders_is_named(
+    here: Terminal,
+) -> None:
+    past = WINDOWS.replace("_, loss = model(", "_, loss = model.module(")
+    checked = _check(here, here.write(past, "train.py"))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "ddp/forward-bypassed"
+
+
+# Neither the noise nor the rows have a loader; of what the second model is given, the
+# output of the first one stays as it is.
+ADVERSARIES = f"""\
+{IMPORTS}
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rows = torch.randn(64, 6)
+one = DistributedDataParallel(nn.Linear(4, 6))
+two = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+two = DistributedDataParallel(two)
+ones = torch.optim.Adam(one.parameters(), lr=0.01)
+twos = torch.optim.Adam(two.parameters(), lr=0.01)
+torch.manual_seed(1 + RANK)
+for _ in range(5):
+    real = rows[torch.randint(len(rows), (8 // WORLD_SIZE,))]
+    made = one(torch.randn(8 // WORLD_SIZE, 4))
+    twos.zero_grad()
+    (two(made.detach()).sigmoid() - two(real).sigmoid()).mean().backward()
+    twos.step()
+    ones.zero_grad()
+    two.requires_grad_(False)
+    two(made).sigmoid().mean().neg().backward()
+    ones.step()
+    two.requires_grad_(True)
+"""
+
+
+@pytest.mark.slow
+def test_two_models_of_a_script_without_loaders_are_equivalent(here: Terminal) -> None:
+    checked = _check(here, here.write(ADVERSARIES, "train.py"))
+    _assert_equivalent(checked)
+    assert "no gradient" not in checked.ended.stdout
+
+
+@pytest.mark.slow
+def test_model_that_is_not_wrapped_in_a_script_without_loaders_is_named(
+    here: Terminal,
+) -> None:
+    bare = ADVERSARIES.replace("two = DistributedDataParallel(two)", "")
+    checked = _check(here, here.write(bare, "train.py"))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "ddp/wrapper-missing"
 
 
 SPAWNS = f"""\
