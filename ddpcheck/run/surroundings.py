@@ -55,7 +55,11 @@ _COUNTED = "counted_by_ddpcheck"
 
 
 def count_calls(model: nn.Module) -> dict[str, int]:
-    """Counts forward calls of the modules that own buffers."""
+    """Counts forward calls of the modules that own buffers.
+
+    Not those of batch norms in eval mode: these change nothing, and a script evaluates
+    as often as it has batches for that.
+    """
     calls: dict[str, int] = {}
     for name, module in contents.named_modules(model):
         if private.buffers(module):
@@ -76,8 +80,8 @@ def _count(module: nn.Module, name: str, calls: dict[str, int]) -> None:
     calls[name] = 0
     vars(module)[_COUNTED] = True
 
-    def count(*_: Any) -> None:
-        calls[name] += 1
+    def count(called: nn.Module, _: Any) -> None:
+        calls[name] += called.training or not isinstance(called, private.BatchNorm)
 
     nn.Module.register_forward_pre_hook(module, count)
 

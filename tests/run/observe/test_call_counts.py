@@ -54,3 +54,12 @@ def test_what_takes_over_the_hooks_is_counted_once() -> None:
     surroundings.count_new_calls(Wrapper(model), calls)
     model(torch.ones(3, 2))
     assert calls == {"": 1, "norm": 2}
+
+
+def test_batch_norm_that_evaluates_is_not_counted_and_other_modules_are() -> None:
+    model = Owner()
+    calls = surroundings.count_calls(model)
+    model.eval()(torch.ones(3, 2))
+    assert calls == {"": 1, "norm": 0}
+    model.train()(torch.ones(3, 2))
+    assert calls == {"": 2, "norm": 2}
