@@ -229,12 +229,20 @@ def test_other_weights_later_are_unknown_whatever_the_generators_do() -> None:
     (found,) = _compared(again).findings
     assert found.slug == "unknown"
     assert found.facts == ("rank 0: weights of update 4 differ: weight, bias",)
+    assert found.link == "update"
+    assert found.fix is not None
+    assert found.fix.text.endswith("the gradient scaler")
 
 
 def test_other_gradients_with_equal_generators_are_unknown() -> None:
     again = _again(gradients={"weight": (9.0, 3.0), "bias": (0.25,)})
     (found,) = _compared(again).findings
-    assert (found.slug, found.link) == ("unknown", "update")
+    assert (found.slug, found.link) == ("unknown", "forward")
+    assert found.fix is not None
+    assert found.fix.text == (
+        "save and load what else gradients depend on: an average of the weights, a "
+        "teacher, a queue, a coefficient"
+    )
 
 
 @pytest.mark.parametrize("update", [None, 1])

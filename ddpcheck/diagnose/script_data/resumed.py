@@ -417,12 +417,27 @@ def _random(pairs: Sequence[Sequence[Pair]]) -> Finding | None:
                     "save and load torch.get_rng_state() and the states of numpy, "
                     "random and CUDA, on every rank",
                 )
-            return _made(
-                "unknown",
-                "update",
-                "the cause is unknown; samples, weights and the optimizer's state are "
-                "restored, and an update differs",
-                [fact],
-                "save and load what else the training keeps: the gradient scaler",
-            )
+            return _unknown(fact, is_of_gradients=not moved)
     return None
+
+
+def _unknown(fact: str, *, is_of_gradients: bool) -> Finding:
+    """Returns the finding where something differs that a Moment does not have."""
+    if is_of_gradients:
+        return _made(
+            "unknown",
+            "forward",
+            "the cause is unknown; samples, weights and the optimizer's state are "
+            "restored, and gradients differ",
+            [fact],
+            "save and load what else gradients depend on: an average of the weights, a "
+            "teacher, a queue, a coefficient",
+        )
+    return _made(
+        "unknown",
+        "update",
+        "the cause is unknown; samples, weights and the optimizer's state are "
+        "restored, and an update differs",
+        [fact],
+        "save and load what else the training keeps: the gradient scaler",
+    )
