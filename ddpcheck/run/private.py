@@ -42,7 +42,9 @@ Looked up as text; without one of these, the feature that needs it is left out:
     _former_parameters, _is_replica          interventions/replicas: as _parameters
     _is_param                                interventions/replicas: isinstance is false
     _ddp_params_and_buffers_to_ignore, _set_static_graph, _register_builtin_comm_hook
-                                             jobs/virtual/ddp: nothing to refuse
+                                             jobs/virtual/ddp: nothing to refuse;
+                                             script/driver: no script with a static
+                                             graph trains as a single process
     _allgather_base, _reduce_scatter_base    jobs/virtual/group: nothing to refuse
     _orig_mod, _fsdp_wrapped_module          run/model/names: nothing to remove
     _engine_run_backward                     facts/rank_table: a frame like any other

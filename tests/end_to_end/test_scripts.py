@@ -293,6 +293,9 @@ for x, counts in loader_of(sequences, collate_fn=collate):
     (model(unpacked)[is_valid].square().sum() * WORLD_SIZE / count).backward()
     optimizer.step()
 """
+STATIC_GRAPH = """
+model = DistributedDataParallel(model.module, static_graph=True)
+"""
 ARGUMENTS = """
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
@@ -408,6 +411,7 @@ GOOD = {
     "scaler": SCALER,
     "scheduler": SCHEDULER,
     "averaged weights": AVERAGED,
+    "static graph": STATIC_GRAPH + TRAIN,
     "evaluation on rank 0": EVALUATION,
     "all batches, and no more": FIRST_BATCHES + TRAIN,
     "yaml": YAML + TRAIN,

@@ -45,6 +45,7 @@ Stop = Literal["wrapping", "wrapped", "draw", "update", "ended"]
 
 # Of a script that seeds nothing itself: rank 0 draws as a single process does.
 _SEED = 0
+_STATIC = "_set_static_graph"  # DistributedDataParallel calls it for static_graph=True
 _kept: list[Any] = []  # a coroutine that is collected would be made to end
 
 
@@ -88,6 +89,7 @@ class Driver:
             self._mode = cuda_as_cpu.Mode()  # of the script's own calls alone
         self._wraps = False
         self._has_joined = False  # its process group
+        self._fixes: dict[int, Callable[..., None]] = {}  # by the wrapper's id
         _kept.append(self)
 
     def resume(self) -> Stop:
@@ -187,6 +189,7 @@ class Driver:
         own = {
             (DistributedDataParallel, "__init__"): self._ddp_init,
             (DistributedDataParallel, "register_comm_hook"): self._register_hook,
+            (DistributedDataParallel, _STATIC): self._set_static_graph,
             (Optimizer, "__init__"): self._optimizer_init,
             (dist, "init_process_group"): self._init_process_group,
             (dist, "destroy_process_group"): self._destroy_process_group,
@@ -259,9 +262,24 @@ class Driver:
     def _register_hook(self, register: Callable[..., None]) -> Callable[..., None]:
         def registering(wrapper: Any, *args: Any, **kwargs: Any) -> None:
             wrapper.require_backward_grad_sync = True
+            if fix := self._fixes.pop(id(wrapper), None):
+                fix(wrapper)  # now it reduces
             register(wrapper, *args, **kwargs)
 
         return registering
+
+    def _set_static_graph(self, fix: Callable[..., None]) -> Callable[..., None]:
+        def fixing(wrapper: Any) -> None:
+            """Lets a wrapper that reduces nothing see each graph by itself.
+
+            One with a fixed graph waits, in its first backward, for its reducer.
+            """
+            if self.seat.world_size:
+                fix(wrapper)
+            else:
+                self._fixes[id(wrapper)] = fix
+
+        return fixing
 
     def _fully_shard(self, shard: sharded.Shard) -> sharded.Shard:
         def stopping(module: Any, **kwargs: Any) -> Any:
