@@ -572,6 +572,24 @@ def test_cause_is_found_where_the_script_evaluates_after_each_update(
     assert checked.slug == "loss/sum-reduction"
 
 
+ONCE = """
+import sys
+if hasattr(sys, "is_started"):
+    raise RuntimeError("started twice in one process")
+sys.is_started = True
+"""
+
+
+@pytest.mark.slow
+def test_script_that_starts_once_a_process_has_no_internal_error(
+    here: Terminal,
+) -> None:
+    name = here.write(ONCE + SETUP + EVALUATES.format(right=0), "train.py")
+    checked = _check(here, name)
+    assert checked.ended.exit_code == 1, checked.shown
+    assert "internal error" not in checked.shown
+
+
 # As a command-line library calls its command: an exception is an exit code.
 COMMAND = """
 def train():

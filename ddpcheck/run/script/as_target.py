@@ -172,8 +172,9 @@ class _Hooks:
         """
         if self.has_started:
             return False
-        (first, *_) = self.running.optimizers
-        is_probe = any(name in vars(first) for name in _METHODS)
+        made = [vars(one) for one in self.running.optimizers[:1]]
+        # Without one, a new start has failed, which only a probe has tried.
+        is_probe = not made or any(name in made[0] for name in _METHODS)
         if self.running.stopped == "ended":
             return is_probe or self.step.trained >= self.known.steps
         is_elsewhere = self.fed.at != self.began_at
