@@ -32,12 +32,13 @@ for epoch in range({epochs}):
 """
 # Scripts that are right: how they end, how many steps are compared, and what of their
 # end the report names.
+AT_WORK = "is still at work at the time limit, at"
 ENDS = {
-    "a hang": (LOOP.format(last=3) + "import time\ntime.sleep(1000)\n", 3, "hangs, at"),
+    "a hang": (LOOP.format(last=3) + "import time\ntime.sleep(1000)\n", 3, AT_WORK),
     "a hang after three": (
         LOOP.format(last=2) + "import time\ntime.sleep(1000)\n",
         2,
-        "hangs, at",
+        AT_WORK,
     ),
     "exit 0": (LOOP.format(last=1) + "sys.exit(0)\n", 2, ""),
     "exit 3": (TRAIN + "sys.exit(3)\n", 3, "raises SystemExit: 3 (train.py:"),
