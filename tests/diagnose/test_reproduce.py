@@ -258,8 +258,8 @@ def test_a_benign_finding_is_not_what_the_script_is_named_for(
     source = DEEP.replace("nn.Tanh(), ", "nn.Tanh(), nn.Dropout(0.5), ", 1)
     report = checked(pool, tmp_path, HEAD + source)
     assert [(f.slug, f.benign) for f in report.findings] == [
-        ("rng/stochastic-layer", True),
         ("loss/sum-reduction", False),
+        ("rng/stochastic-layer", True),
     ]
     assert report.findings[0].magnitude is report.findings[1].magnitude is None
     assert report.reproduce.startswith('"""target.py: loss/sum-reduction\n')
