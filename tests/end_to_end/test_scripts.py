@@ -1043,6 +1043,15 @@ def test_rank_that_sleeps_for_long_is_divergent(here: Terminal) -> None:
 
 
 @pytest.mark.slow
+def test_script_that_hangs_at_its_end_is_divergent(here: Terminal) -> None:
+    waiting = TRAIN + "if RANK == 0 and WORLD_SIZE > 1:\n    dist.barrier()\n"
+    waiting += "else:\n    import time\n    time.sleep(1000 * (WORLD_SIZE - 1))\n"
+    checked = _check(here, "--timeout-s", "40", _script(here, waiting))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "sync/rank-hung"
+
+
+@pytest.mark.slow
 def test_rank_that_may_be_slow_is_not_said_to_hang(here: Terminal) -> None:
     checked = _check(here, "--timeout-s", "15", _script(here, SLOW))
     assert checked.ended.exit_code == 3, checked.shown
