@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.checking import reporting
+from ddpcheck.checking import reporting, script_reproduce
 from ddpcheck.diagnose.script_data import resumed
 from ddpcheck.diagnose.script_data.resumed import Compared
 from ddpcheck.errors import frames
@@ -110,7 +110,10 @@ def check(
         batch_size=resumed.batch(_events(whole), at),
         steps=found.updates,
     )
-    return dataclasses.replace(report, target=target)
+    report = dataclasses.replace(report, target=target)
+    return dataclasses.replace(
+        report, reproduce=script_reproduce.text(script, report, options)
+    )
 
 
 def _events(outcomes: list[Outcome]) -> list[list[Any]]:

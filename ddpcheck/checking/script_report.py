@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddpcheck.checking import script_verdicts, script_waits
+from ddpcheck.checking import script_reproduce, script_verdicts, script_waits
 from ddpcheck.checking.script_endings import Endings
 from ddpcheck.checking.script_recordings import Recordings
 from ddpcheck.diagnose import script_data
@@ -89,7 +89,9 @@ def with_more(
         ),
         warnings=(*endings.warnings(), *report.warnings),
     )
-    return dataclasses.replace(made, reproduce=_reproduce(script, made))
+    return dataclasses.replace(
+        made, reproduce=script_reproduce.text(script, made, options)
+    )
 
 
 _UNEVEN = "data/uneven-batches"
@@ -223,41 +225,3 @@ def _fault_line(fault: Fault) -> str:
 
 
 _HOW = {"raised": "raises", "died": "dies", "hung": "hangs"}
-
-
-_REPRODUCE = '''\
-"""{name}: {slug}
-
-Checks the script again, on as few ranks and steps as show it. Exit code 1: it diverges.
-"""
-import subprocess
-import sys
-
-COMMAND = [sys.executable, "-m", "ddpcheck", *{command!r}]
-sys.exit(subprocess.run(COMMAND, cwd={folder!r}).returncode)
-'''
-
-
-def _reproduce(script: Script, report: Report) -> str:
-    """Returns the text of reproduce.py, "" without a divergence."""
-    divergent = [run for run in report.runs if run.verdict == "divergent"]
-    if not divergent:
-        return ""
-    run = min(divergent, key=lambda one: one.world_size)
-    started = ["-m", script.module] if script.module else [script.path]
-    steps = [] if run.faults else ["--steps", str(_first_step(run) + 1)]
-    command = ["run", "--world-sizes", str(run.world_size), *steps, "--no-fix"]
-    return _REPRODUCE.format(
-        name=script.name,
-        slug=report.findings[0].slug if report.findings else "divergence",
-        command=[*command, *started, *script.arguments],
-        folder=script.folder,
-    )
-
-
-def _first_step(run: Run) -> int:
-    """Returns the first step (from 0) in which something differs."""
-    quantities = (run.gradients, run.weights, run.buffers)
-    series = [quantity.excess_by_step for quantity in quantities]
-    bad = [s for one in series for s, excess in enumerate(one) if not excess <= 1]
-    return min(bad, default=0)

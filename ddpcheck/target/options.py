@@ -10,7 +10,7 @@ settings passes their names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -68,6 +68,15 @@ class Setting:
     def option(self) -> str:
         """The option on the command line: "--world-sizes"."""
         return "--no-fix" if self.name == "fix" else "--" + self.name.replace("_", "-")
+
+    def on_command_line(self, value: Any) -> list[str]:
+        """Returns the arguments that set this value, as `read` has returned it."""
+        if not self.metavar:
+            return [self.option]
+        if isinstance(value, dict):
+            return [f"{self.option}={key}={text}" for key, text in value.items()]
+        items = value if isinstance(value, tuple) else (value,)
+        return [f"{self.option}={','.join(map(str, items))}"]
 
     @property
     def allowed(self) -> str:
@@ -521,3 +530,20 @@ class Options:
     def run_device(self) -> str:
         """The device of the runs: the CPU by default, where results are exact."""
         return "cpu" if self.device == "auto" else self.device
+
+    def arguments(self, names: Iterable[str]) -> list[str]:
+        """Returns what sets these settings on a command line, if they are not default.
+
+        Args:
+            names: of settings, in the order of the command line.
+        """
+        settings = {setting.name: setting for setting in SETTINGS}
+        given: list[str] = []
+        for name in names:
+            value = getattr(self, name)
+            if value != getattr(_DEFAULTS, name):
+                given += settings[name].on_command_line(value)
+        return given
+
+
+_DEFAULTS = Options()
