@@ -51,8 +51,10 @@ _OTHER_NOISE = (
 # Of torch, numpy and Python; or all of them at once, by accelerate.
 _KEEPS_STATES = re.compile(rb"rng_state|getstate\b|get_state\b|save_state\b")
 _NOT_SEEN = NotCompared(
-    what="averages of weights, gradient scalers and files of logs after the resume",
-    why="only the model, its optimizers and the samples are followed",
+    what="files of logs, and averages that no function of the script holds, after the "
+    "resume",
+    why="the model, its optimizers, gradient scalers, the samples and the variables of "
+    "running functions are followed",
 )
 
 

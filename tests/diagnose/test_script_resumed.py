@@ -24,6 +24,8 @@ def _moment(step: int, update: int, **changes: Any) -> Moment:
         gradients={"weight": (0.5, update + 1.0), "bias": (0.25,)},
         state={"momentum_buffer of weight": (update + 0.5, 1.0)},
         groups=(({"lr": 0.1 / (1 + update)},),),
+        scalers={"scale of scaler 1": (2.0**update,)},
+        averages={"ema.weight": (1.0, 2.0 + 0.4 * update)},
         random=f"state {update}",
     )
     return dataclasses.replace(made, **changes)
@@ -64,7 +66,7 @@ def _facts(*ranks: list[Any]) -> tuple[str, ...]:
 def test_run_that_goes_on_alike_has_no_finding() -> None:
     found = _compared(_again(), _again())
     assert found.findings == []
-    assert (found.start, found.updates, found.tensors, found.lost) == (2, 3, 3, 0)
+    assert (found.start, found.updates, found.tensors, found.lost) == (2, 3, 4, 0)
 
 
 def test_start_is_the_update_whose_weights_the_resumed_run_has() -> None:
@@ -109,6 +111,29 @@ def test_weights_learning_rate_and_buffers_are_compared() -> None:
         "all ranks: 1 of 2 buffers differ, relative difference up to 0.667: count",
         "all ranks: lr of update 3 is 0.5, in the run that went on 0.0333",
     )
+
+
+def test_scale_and_averages_are_compared() -> None:
+    changes = {
+        "scalers": {"scale of scaler 1": (1.0,)},
+        "averages": {"ema.weight": (1.0, 2.0), "other.weight": (1.0, 7.0)},
+    }
+    assert _facts(_again(**changes)) == (
+        "all ranks: 1 of 1 numbers of gradient scalers differ, relative difference up "
+        "to 0.75: scale of scaler 1",
+        "all ranks: 1 of 1 averages of weights differ, relative difference up to "
+        "0.286: ema.weight",
+    )
+
+
+def test_copies_of_the_weights_as_they_once_were_are_no_averages() -> None:
+    best = {"best.weight": (1.0, 3.0)}  # of the first moment, not of the resumed run
+    whole = [
+        dataclasses.replace(e, averages=best) if isinstance(e, Moment) else e
+        for e in _whole()
+    ]
+    again = _again(averages={"best.weight": (1.0, 4.0)})
+    assert resumed.compared([whole], [again], START).findings == []
 
 
 def test_learning_rate_that_differs_later_is_found() -> None:

@@ -135,6 +135,43 @@ def test_script_that_begins_its_epochs_anew_is_divergent(here: Terminal) -> None
     ]
 
 
+def _with_averages(source: str) -> str:
+    """Returns the script with an average of its weights and a gradient scaler."""
+    average = "torch.optim.swa_utils.AveragedModel(model.module)"
+    edits = {
+        "data = T": f'parts["average"] = {average}\n'
+        'parts["scaler"] = torch.amp.GradScaler("cpu")\ndata = T',
+        "(model(x) - x[:, :3]).square().mean()": 'parts["scaler"].scale('
+        "(model(x) - x[:, :3]).square().mean())",
+        '        parts["optimizer"].step()': '        parts["scaler"].step('
+        'parts["optimizer"])\n        parts["scaler"].update()\n'
+        '        parts["average"].update_parameters(model.module)',
+    }
+    for old, new in edits.items():
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgets", [(), ("average", "scaler")])
+def test_average_and_scaler_that_are_not_restored_are_named(
+    forgets: tuple[str, ...], here: Terminal
+) -> None:
+    name = here.write(_with_averages(SCRIPT), "train.py")
+    ended = here.run(*RESUME, *OUTPUT, name, "--forget", *forgets)
+    assert ended.exit_code == int(bool(forgets)), ended.stdout + ended.stderr
+    report = json.loads((here.folder / "report.json").read_text(encoding="utf-8"))
+    found = [(one["slug"], one["facts"]) for one in report["findings"]]
+    lost = [
+        "all ranks: 1 of 5 numbers of gradient scalers differ, relative difference up "
+        "to 1: growth_tracker of scaler 1",
+        "all ranks: 2 of 2 averages of weights differ, relative difference up to "
+        "0.00955: parts['average'].module.weight, parts['average'].module.bias",
+    ]
+    assert found == ([("state/lost-at-resume", lost)] if forgets else [])
+
+
 @pytest.mark.slow
 def test_other_noise_is_accepted_where_no_state_of_generators_is_kept(
     here: Terminal,

@@ -102,7 +102,7 @@ def compared(
     ]
     order, left_out = _order(whole, resumed, start, min(map(len, pairs)))
     tensors, lost = _count(pairs[0][0]) if pairs[0] else (0, 0)
-    found = [order, _state(pairs, order is not None)]
+    found = [order, _state(whole, pairs, order is not None)]
     if not any(found):
         found.append(_random(pairs))
     return Compared(
@@ -283,15 +283,24 @@ def _used(drawn: Sequence[Drawn], size: int, ahead: int) -> Used:
 # State.
 
 
-def _state(pairs: Sequence[Sequence[Pair]], other_samples: bool) -> Finding | None:  # noqa: FBT001
-    """Returns the finding on weights, buffers and optimizers that are not restored."""
-    facts = _by_ranks([_lost(every, other_samples) for every in pairs])
+def _state(
+    whole: Sequence[Sequence[Any]],
+    pairs: Sequence[Sequence[Pair]],
+    other_samples: bool,  # noqa: FBT001
+) -> Finding | None:
+    """Returns the finding on what is trained, or kept for it, and not restored."""
+    lost = [
+        _lost(every, other_samples) + _lost_averages(moments(mine), every)
+        for mine, every in zip(whole, pairs, strict=True)
+    ]
+    facts = _by_ranks(lost)
     if not facts:
         return None
     summary = "the resumed run does not begin with the state that the run had there"
     fix = (
-        "save and load all of it: model.state_dict(), optimizer.state_dict(), and "
-        "scheduler.state_dict(), on every rank"
+        "save and load all of it: model.state_dict(), optimizer.state_dict(), "
+        "scheduler.state_dict(), scaler.state_dict() and averages of the weights, on "
+        "every rank"
     )
     return _made(STATE, "update", summary, facts, fix)
 
@@ -319,8 +328,27 @@ def _lost(pairs: Sequence[Pair], other_samples: bool) -> list[str]:  # noqa: FBT
     if not other_samples:  # a forward has written into them
         lines += _lines("buffers", *_judged(before, after))
     lines += _lines("numbers of the optimizer", before.state, after.state)
+    lines += _lines("numbers of gradient scalers", before.scalers, after.scalers)
     lines += next(filter(None, (_numbers(*pair) for pair in pairs)), [])
     return lines
+
+
+def _lost_averages(whole: Sequence[Moment], pairs: Sequence[Pair]) -> list[str]:
+    """Returns which averages of the weights one rank has not restored.
+
+    A copy of the weights as they once were is none: it may be of the best epoch so far.
+    """
+    if not pairs:
+        return []
+    before, after = pairs[0]
+    copies = {values for one in whole for values in one.weights.values()}
+    both = [n for n in before.averages if n in after.averages]
+    own = [n for n in both if before.averages[n] not in copies]
+    return _lines(
+        "averages of weights",
+        {name: before.averages[name] for name in own},
+        {name: after.averages[name] for name in own},
+    )
 
 
 def _judged(before: Moment, after: Moment) -> tuple[Elements, Elements]:
@@ -387,7 +415,11 @@ def _distance(one: Elements, other: Elements) -> float:
 
 def _count(pair: Pair) -> tuple[int, int]:
     before, after = pair
-    both = (before.weights, after.weights), (before.state, after.state)
+    both = (
+        (before.weights, after.weights),
+        (before.state, after.state),
+        (before.scalers, after.scalers),
+    )
     every = sum(len(a.keys() | b.keys()) for a, b in both)
     return every, sum(len(_apart(a, b)) for a, b in both)
 

@@ -22,7 +22,7 @@ import re
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +118,17 @@ class ExternalState:
         for name, value in held().items():
             walk.visit(name, value, None)
         return walk.found
+
+
+def weights_held(model: nn.Module, held: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns weights that variables hold and the model does not, by name.
+
+    Parameters of other modules, and copies or averages of the model's weights.
+    """
+    walk = _Walk(model)
+    for name, value in held.items():
+        walk.visit(name, value, None)
+    return {n: place.value for n, place in walk.found.items() if place.is_weight}
 
 
 def tensors_in_attributes(model: nn.Module) -> list[Tensor]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -160,7 +161,8 @@ class Driver:
     def variables(self) -> dict[str, Any]:
         """Returns the variables of the script's functions that are running, by name."""
         found: dict[str, Any] = {}
-        frame = self._coroutine.gr_frame
+        is_current = greenlet.getcurrent() is self._coroutine
+        frame = inspect.currentframe() if is_current else self._coroutine.gr_frame
         while frame is not None:
             if code_origin.is_users(frame.f_code.co_filename):
                 found = {**frame.f_locals, **found}

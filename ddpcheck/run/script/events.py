@@ -75,8 +75,10 @@ class Moment:
     """The state of a training after `step` updates, when the next one begins.
 
     `gradients` are those of the next update. `state`: of the optimizers, by optimizer,
-    key and parameter; `groups`: the numbers of their groups. `random`: a digest of the
-    states of all generators. `ended`: no update follows, the script has ended.
+    key and parameter; `groups`: the numbers of their groups. `scalers`: the state of
+    gradient scalers. `averages`: weights that no optimizer trains, of what the script's
+    functions hold. `random`: a digest of the states of all generators. `ended`: no
+    update follows, the script has ended.
     """
 
     step: int
@@ -86,6 +88,8 @@ class Moment:
     gradients: Elements
     state: Elements
     groups: tuple[tuple[Group, ...], ...]
+    scalers: Elements
+    averages: Elements
     random: str
 
 

@@ -6,9 +6,11 @@ and whatever it saves after the update before is written.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.model import contents
 from ddpcheck.run.model.whole import wholes
+from ddpcheck.run.observe.external_state import weights_held
+from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.record import optimizers
 from ddpcheck.run.script.calls import Calls, model_of
 from ddpcheck.run.script.driver import Driver, is_empty
@@ -62,6 +66,7 @@ class _Following:
         self.stepped: dict[frozenset[int], Any] = {}  # by their parameters
         self.calls = 0  # of the model, where no loader draws batches
         self.model: nn.Module | None = None
+        self.scalers: list[torch.amp.GradScaler] = []
         Calls(self.driver, None, self._called)
 
     def _begin(self, loader: Any, number: int, turn: int) -> Any:
@@ -72,7 +77,7 @@ class _Following:
         driver = self.driver
         hook = register_optimizer_step_pre_hook(self._before_update)
         try:
-            with self.loaders.watched():
+            with self.loaders.watched(), _built(self.scalers):
                 while driver.resume() not in ("update", "ended"):
                     if driver.stopped == "draw" and driver.updates:
                         self._next()
@@ -128,6 +133,7 @@ class _Following:
             grads = wholes({n: p.grad for n, p in names.items()})
             buffers = wholes(dict(contents.named_buffers(self._model())))
             state = [optimizers.numbers(one, names) for one in self._optimizers()]
+            averages = self._averages(names)
         self.context.emit(
             Moment(
                 step=self.done,
@@ -142,9 +148,17 @@ class _Following:
                     for name, flat in parameters.items()
                 },
                 groups=tuple(tuple(group_numbers(one)) for one in self._optimizers()),
+                scalers=_states(self.scalers),
+                averages=_elements(averages),
                 random=_random(),
             )
         )
+
+    def _averages(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the weights that no optimizer trains, of what functions hold."""
+        own = {id(parameter) for parameter in trained.values()}
+        found = weights_held(self._model(), self.driver.variables())
+        return {name: one for name, one in found.items() if id(one) not in own}
 
     def _optimizers(self) -> list[Any]:
         """Returns the optimizers, of those with the same parameters the one in use.
@@ -171,6 +185,28 @@ class _Following:
                     known.add(id(parameter))
                     named[f"{_of(number)}parameter {place}"] = parameter
         return named
+
+
+@contextlib.contextmanager
+def _built(scalers: list[torch.amp.GradScaler]) -> Iterator[None]:
+    """Adds gradient scalers to the list as they are built."""
+    init = torch.amp.GradScaler.__init__
+
+    def noticing(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+        init(scaler, *args, **kwargs)
+        scalers.append(scaler)
+
+    with replaced(torch.amp.GradScaler, __init__=functools.wraps(init)(noticing)):
+        yield
+
+
+def _states(scalers: Sequence[torch.amp.GradScaler]) -> Elements:
+    """Returns the numbers of gradient scalers; one that is disabled has none."""
+    return {
+        f"{key.strip('_')} of scaler {number + 1}": (float(value),)
+        for number, scaler in enumerate(scalers)
+        for key, value in scaler.state_dict().items()
+    }
 
 
 def _held(optimizer: Any) -> frozenset[int]:
