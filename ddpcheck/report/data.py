@@ -377,14 +377,20 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Returns findings in the order of every report: what is sure to be wrong first.
 
     Accepted ones are last, benign ones before them, and a cause that a run has proven
-    is before the others. Else they keep the order of the chain.
+    is before the others; causes of random numbers are behind those like them, for with
+    other noise the mean over many updates is the same. Else they keep the order of the
+    chain.
     """
     return sorted(findings, key=_place)
 
 
-def _place(finding: Finding) -> tuple[bool, bool, bool]:
+def _place(finding: Finding) -> tuple[bool, bool, bool, bool]:
     is_proven = finding.fix is not None and finding.fix.proof is not None
-    return finding.accepted is not None, finding.benign, not is_proven
+    is_of_noise = finding.slug.startswith(_NOISE)
+    return finding.accepted is not None, finding.benign, not is_proven, is_of_noise
+
+
+_NOISE = "rng/"  # the family of causes of random numbers
 
 
 def to_json(report: Report) -> str:

@@ -30,3 +30,9 @@ def test_findings_of_one_kind_keep_their_order() -> None:
     unknown = replace(FOUND, slug="unknown", fix=None)
     assert in_order([FOUND, unknown]) == [FOUND, unknown]
     assert in_order([unknown, FOUND]) == [unknown, FOUND]
+
+
+def test_noise_is_behind_what_changes_the_mean_of_the_gradient() -> None:
+    noise = replace(PROVEN, slug="rng/same-stream-all-ranks")
+    assert in_order([noise, PROVEN]) == [PROVEN, noise]
+    assert in_order([FOUND, noise]) == [noise, FOUND]  # which no run has proven

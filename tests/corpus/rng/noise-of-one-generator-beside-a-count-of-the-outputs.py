@@ -1,4 +1,4 @@
-# expect: rng/same-stream-all-ranks verified, loss/local-normalizer verified
+# expect: loss/local-normalizer verified, rng/same-stream-all-ranks verified
 # shows: Noise of one generator beside a count of the outputs. With the loss of all
 #   samples a rank's model still draws for its own.
 
