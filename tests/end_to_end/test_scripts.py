@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -588,6 +589,30 @@ def test_script_that_starts_once_a_process_has_no_internal_error(
     checked = _check(here, name)
     assert checked.ended.exit_code == 1, checked.shown
     assert "internal error" not in checked.shown
+
+
+# As a library of configurations runs a command: one at a time in a process.
+AT_A_TIME = """
+def main():
+{code}
+
+
+if hasattr(sys, "is_running"):
+    raise RuntimeError("started twice at a time in one process")
+sys.is_running = True
+try:
+    main()
+finally:
+    del sys.is_running
+"""
+
+
+@pytest.mark.slow
+def test_cause_is_found_where_the_script_runs_once_at_a_time(here: Terminal) -> None:
+    code = textwrap.indent(EVALUATES.format(right=0), "    ")
+    checked = _check(here, _script(here, AT_A_TIME.format(code=code)))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
 
 
 # As a command-line library calls its command: an exception is an exit code.

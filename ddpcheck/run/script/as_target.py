@@ -183,8 +183,7 @@ class _Hooks:
     def _start_again(self) -> None:
         """Runs the script anew on the model of this run, for one more step."""
         before = self.running.optimizers
-        made = self._start()
-        self._to_first_draw()
+        made = self._made_again()
         self.has_started = True
         ours = dict(contents.named_parameters(self.shown))
         named = contents.named_parameters(made)
@@ -200,6 +199,22 @@ class _Hooks:
             for name in _METHODS:
                 if name in vars(earlier):
                     setattr(optimizer, name, vars(earlier)[name])
+
+    def _made_again(self) -> nn.Module:
+        """Starts the script anew, to its first draw; returns its model.
+
+        Beside its earlier start, which stands still. Libraries that run once in a
+        process refuse that; then the earlier one leaves it first.
+        """
+        earlier = self.running
+        try:
+            made = self._start()
+            self._to_first_draw()
+        except (Exception, SystemExit):  # noqa: BLE001 (user code)
+            earlier.leave()
+            made = self._start()
+            self._to_first_draw()
+        return made
 
     @property
     def running(self) -> Driver:

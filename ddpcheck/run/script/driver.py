@@ -12,6 +12,7 @@ in the same thread, and goes on when it is resumed. It stops
 - at its end.
 
 A script that is not resumed any more stays where it is: its process ends without it.
+One that does not start a second time beside it makes it leave: see `Driver.leave`.
 """
 
 from __future__ import annotations
@@ -116,6 +117,18 @@ class Driver:
             self.stopped = "ended"
             raise
         return self.stopped
+
+    def leave(self) -> None:
+        """Makes the script leave its blocks, from where it stands, as if it were ended.
+
+        What it has taken of its process, as a library that runs once at a time, it may
+        give back there. One that stops again in such a block stays where it is.
+        """
+        self._coroutine.parent = greenlet.getcurrent()
+        # Whatever a block raises, and its exit code, are of a run that is over.
+        with contextlib.suppress(Exception, SystemExit, ScriptInterrupt), self._mode:
+            self._coroutine.throw()
+        self.stopped = "ended"
 
     def script_main(self) -> Stop:
         """Runs the script to its end; stacks name it, see errors/frames.py."""
