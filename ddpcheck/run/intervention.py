@@ -675,13 +675,14 @@ def shows_all_rows(fix: Intervention) -> bool:
 def width(fix: Intervention) -> int:
     """Returns how much it mends beside one cause.
 
-    0: nothing else. 1: whatever changes a sum over ranks, or a write, within a step.
-    2: whatever a loss or a module does with a shard.
+    0: nothing else. 1: whatever changes a sum over ranks, or a write, within a step, or
+    uses gradients between two backwards. 2: whatever a loss or a module does with a
+    shard.
     """
     if shows_all_rows(fix):
         return 2
     is_of_writes = isinstance(fix, Substitute) and fix.boundary == "writes"
-    return int(is_of_writes or fix is Switch.MEAN_OF_SUMS)
+    return int(is_of_writes or fix in (Switch.MEAN_OF_SUMS, Switch.ALWAYS_SYNC))
 
 
 def kinds(fixes: Iterable[Intervention]) -> set[Kind]:
