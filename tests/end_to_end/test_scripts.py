@@ -854,6 +854,23 @@ def test_script_that_spawns_its_ranks_is_equivalent(
 
 
 @pytest.mark.slow
+def test_sum_by_hand_in_ranks_that_the_script_starts_is_named(here: Terminal) -> None:
+    summed = SPAWNS.replace(
+        "        optimizer.step()\n",
+        "        for parameter in model.parameters():\n"
+        "            dist.all_reduce(parameter.grad)\n"
+        "        optimizer.step()\n",
+    ).replace(
+        "DistributedDataParallel(nn.Linear(6, 3).to(rank), device_ids=[rank])",
+        "nn.Linear(6, 3)",
+    )
+    summed = summed.replace("world_size = torch.cuda.device_count()", "world_size = 2")
+    checked = _check(here, "--cuda-as-cpu", here.write(summed, "train.py"))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "sync/comm-hook-semantics"
+
+
+@pytest.mark.slow
 def test_script_that_wants_two_gpus_alone_is_equivalent(terminal: Terminal) -> None:
     few = "if torch.accelerator.device_count() < 2:\n    sys.exit()\n"
     name = _script(terminal, "\nmodel.to(RANK)\n", few, TRAIN)

@@ -88,7 +88,7 @@ def _detect_custom_backward(case: Case) -> Proposal | None:
     if not calls or case.reduce_is_broken:
         return None
     if case.loss_is_sound and is_summed_by_hand(case):
-        return _summed_once_more(case) if case.loss_collectives else None
+        return _summed_once_more(case) if case.loss_asks_others else None
     found = case.mismatched("gradients", 0)
     return Proposal(
         summary="a custom backward of the model sums gradients over ranks, and DDP "

@@ -66,6 +66,7 @@ class _Hooks:
             known.collates_shards,
         )
         self.driver: Driver | None = None
+        self.seat = _own_seat()  # of this process, also where its group is hidden
         self.step = Step()
         self.shown = nn.Module()  # the model that the check has
         self.wrapper: nn.Module | None = None  # of it
@@ -77,12 +78,12 @@ class _Hooks:
         """Starts the script; returns its model, before it is wrapped."""
         self.step = Step()
         self.has_started, self.wrapper = False, None
+        self.seat = _own_seat()
         self.shown = self._start()
         return self.shown
 
     def _start(self) -> nn.Module:
-        seat = _own_seat()
-        whole = self.known.keeps_whole
+        seat, whole = self.seat, self.known.keeps_whole
         self.driver = driver = Driver(self.script, seat, keeps_whole=whole)
         self.step.since_start = 0
         split = self.known.split if not seat.world_size else 1
