@@ -298,6 +298,9 @@ def is_made_by_the_model(case: Case) -> bool:
 
 def losses_are_one(case: Case) -> bool:
     """Returns whether all ranks have the same loss, though their shards differ."""
+    shards = {rank.shard for rank in case.probed_ranks}
+    if len(shards) == 1 and 0 not in shards:
+        return False  # of equal shards each rank's own loss is the same
     values = [v for v in case.rank_losses() if v is not None]
     if len(values) < 2 or not case.loss_collectives:  # noqa: PLR2004
         return False

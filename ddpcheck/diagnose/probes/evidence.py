@@ -153,6 +153,7 @@ class RankEvidence:
     """The evidence of one rank."""
 
     rank: int
+    shard: int = 0  # checksum of the tensors that it is given; 0 if unknown
     modules: tuple[ModuleCall, ...] = ()
     cuts: tuple[Cut, ...] = ()
     direct: tuple[Direct, ...] = ()

@@ -39,6 +39,16 @@ def _nothing(*_: Any) -> None:
     pass
 
 
+class _IdleReducer:
+    """Takes what libraries tell the reducer that a backward follows, as Lightning."""
+
+    def prepare_for_backward(self, *_: Any) -> None:
+        """Does nothing: gradients are averaged later."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
 class PlainWrapper(nn.Module):
     """Replaces a DDP object: `.module`, `no_sync()`, buffer broadcast.
 
@@ -50,6 +60,7 @@ class PlainWrapper(nn.Module):
     after_forward: ClassVar[Callable[[PlainWrapper, Any], None]] = staticmethod(
         _nothing
     )
+    reducer: ClassVar[_IdleReducer] = _IdleReducer()
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__()
@@ -108,6 +119,9 @@ class PlainWrapper(nn.Module):
 
     def register_comm_hook(self, *_: Any, **__: Any) -> None:
         """Does nothing, as there are no buckets."""
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return {}
 
 
 def _is_setting(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -133,3 +134,12 @@ def test_without_versions_only_a_gradient_that_is_none_is_left_out(
     assert _pass(net, window, "a") == {}
     assert _pass(net, window, "b") == {"b.weight": False, "b.bias": False}
     assert _ended(net, window) == {}
+
+
+def test_wrapper_takes_what_lightning_tells_its_reducer(net: Net) -> None:
+    ddp = SimpleNamespace(module=net, broadcast_buffers=True, static_graph=False)
+    wrapper: Any = averaged.PlainWrapper(cast("Any", ddp))
+    # In manual optimization, before a backward, and when the strategy ends.
+    wrapper.reducer._rebuild_buckets()  # noqa: SLF001
+    wrapper.reducer.prepare_for_backward([])
+    assert wrapper._get_ddp_logging_data() == {}  # noqa: SLF001
