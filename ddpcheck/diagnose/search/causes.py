@@ -124,7 +124,7 @@ def mended(cause: Cause, before: Case, after: Case, proposals: list[Proposal]) -
     is_lost = after.probed is None and before.probed is not None
     if is_nothing or is_lost or (after.run.faults and not before.run.faults):
         return False
-    if not _differ(before.run, after.run):
+    if not _differ(before, after):
         return False  # silent because the fix is in force, not because it helped
     if cause.proposal.slug not in {p.slug for p in proposals}:
         return True
@@ -139,26 +139,17 @@ def is_of_one_size(was: float, left: float) -> bool:
     return was == left or was / _ONE_SIZE < left < was * _ONE_SIZE
 
 
-def _differ(run: Run, other: Run) -> bool:
-    """Returns whether any tensor of two runs differs by another amount.
+def _differ(case: Case, other: Case) -> bool:
+    """Returns whether any tensor of two runs differs by another amount on any rank.
 
-    A run keeps only the worst of many tensors: those of both are compared, in all
-    steps.
+    A fix may change what is not the worst, as of one rank alone.
     """
-    if run.faults or other.faults:
+    if case.run.faults or other.run.faults:
         return True
-    mine, theirs = _numbers(run), _numbers(other)
+    mine, theirs = (
+        assemble.excesses_of_ranks(each.outcome, each.run) for each in (case, other)
+    )
     return any(_changed(mine[k], theirs[k]) for k in mine.keys() & theirs.keys())
-
-
-def _numbers(run: Run) -> dict[tuple[int, str, int, int | None], float]:
-    found: dict[tuple[int, str, int, int | None], float] = {}
-    for number, quantity in enumerate(assemble.judged(run)):
-        for step, excess in enumerate(quantity.excess_by_step):
-            found[number, "", step, None] = excess
-        for t in quantity.tensors:
-            found[number, t.name, t.step, t.rank] = t.excess
-    return found
 
 
 def _changed(excess: float, other: float) -> bool:

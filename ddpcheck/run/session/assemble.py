@@ -101,6 +101,29 @@ def worst_excess(run: Run) -> float:
     return max(values, default=math.inf)
 
 
+def excesses_of_ranks(
+    outcome: RunOutcome, run: Run
+) -> dict[tuple[str, str, int, int], float]:
+    """Returns the excess by quantity that was judged, tensor, step and rank.
+
+    The run made of the outcome has of each tensor that of its worst rank alone. "" is
+    the worst tensor of a rank: one that is right may not be listed.
+    """
+    factor = outcome.spec.rtol / run.rtol
+    found: dict[tuple[str, str, int, int], float] = {}
+    for rank in range(len(outcome.ranks)):
+        for result in outcome.steps(rank):
+            for name in JUDGED:
+                if name not in result.quantities or not getattr(run, name).compared:
+                    continue
+                rows = [_scale(r, factor) for r in _rows(result.quantities[name])]
+                for row in rows:
+                    found[name, row.name, result.step, rank] = row.excess
+                worst = max((row.excess for row in rows), default=0.0)
+                found[name, "", result.step, rank] = worst
+    return found
+
+
 def judged(run: Run) -> list[Quantity]:
     """Returns the quantities that decide the verdict."""
     return [getattr(run, name) for name in JUDGED]
