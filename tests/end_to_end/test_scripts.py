@@ -1178,6 +1178,21 @@ def test_teacher_in_a_variable_that_rank_0_alone_updates_is_named(
     _assert_equivalent(_check(here, _script(here, right)))
 
 
+WHOLE_BATCHES = """
+for x, y in DataLoader(data, 8):
+    update(x.chunk(WORLD_SIZE)[PART], y.chunk(WORLD_SIZE)[PART])
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_cut_the_same_part_of_a_whole_batch_overlap(here: Terminal) -> None:
+    right = WHOLE_BATCHES.replace("PART", "RANK")
+    _assert_equivalent(_check(here, _script(here, right)))
+    checked = _check(here, _script(here, WHOLE_BATCHES.replace("PART", "0")))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "data/shard-overlap"
+
+
 NO_LOADER = f"""
 {IMPORTS}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
@@ -134,7 +134,26 @@ def _moments(watched: RunOutcome, updates: int) -> Iterator[Moment]:
         if {updates} != set(map(len, every)):
             every = [[_joined(some)] for some in every]
         for mine, *others in zip(*every, strict=True):
-            yield Moment(step=step, one=mine, ranks=tuple(others))
+            yield _of_one_batch(Moment(step=step, one=mine, ranks=tuple(others)))
+
+
+def _of_one_batch(moment: Moment) -> Moment:
+    """Returns the moment with one copy of a batch that each rank has drawn as a whole.
+
+    The single-process run of a script gets what all ranks draw. Ranks that draw the
+    same batch and cut it by hand train on a part each: together on one copy.
+    """
+    ranks, copies = len(moment.ranks), Counter(moment.one)
+    if moment.is_parted or any(count % ranks for count in copies.values()):
+        return moment
+    once = {n: count // ranks for n, count in copies.items()}
+    seen = Counter[int]()
+    kept = list[int]()
+    for n in moment.one:
+        seen[n] += 1
+        if seen[n] <= once[n]:
+            kept.append(n)
+    return replace(moment, one=tuple(kept))
 
 
 def first_wrong(case: Case) -> Moment | None:
