@@ -238,6 +238,7 @@ def _conclude(made: Made, outcomes: list[RunOutcome]) -> Report:
         except Exception as error:  # noqa: BLE001 (ours: the verdict is known)
             _give_up(made, error)
     else:
+        made.progress("training one step on the samples in another order")
         undetected += batch_checks.undetectable(session, runs, outcomes, limit)
         undetected += external_state.warnings(outcomes, runs)
         undetected += unlike_numbers.warnings(outcomes, runs, limit.rtol)
