@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ddpcheck.errors import frames
 from ddpcheck.errors.problem import Problem, UsageError, cut
-from ddpcheck.errors.raised import wants_cuda
+from ddpcheck.errors.raised import lacks_cuda, wants_cuda
 from ddpcheck.ranks.budget import cores
 from ddpcheck.ranks.made import Made, Refused
 from ddpcheck.ranks.messages import Outcome, Raised
@@ -92,6 +92,7 @@ class Endings:
             raise CannotCheckError(
                 message + "; if it needs longer: --timeout-s", outcome.stack
             )
+        self._check_cuda()
 
     def faults(self) -> list[Fault]:
         """Returns the ranks that raised, died or hung where the single process did not.
@@ -241,6 +242,42 @@ class Endings:
                 )
             )
 
+    def _check_cuda(self) -> None:
+        """Raises where ranks fail for want of CUDA, which is no fault of the script.
+
+        One that asks for CUDA on ranks alone trains as a single process.
+        """
+        for rank in self.ranks:
+            raised = rank.raised
+            if raised is None or steps(rank) >= self.asked:
+                continue
+            if not lacks_cuda(raised.message, raised.stack):
+                continue
+            raise UsageError(
+                Problem(
+                    slug="script-fails",
+                    message=f"{self.script.name} fails on ranks, for want of CUDA",
+                    expected="a script that trains on this machine",
+                    found=": ".join(_first_lines(raised)) + self._place(raised),
+                    fix=self._without_cuda(),
+                    stack=raised.stack,
+                )
+            )
+
+    def _is_for_want_of_cuda(self, raised: Raised) -> bool:
+        """Returns whether the single process fails for it."""
+        of = lacks_cuda if self.script.cuda_as_cpu else wants_cuda
+        return of(raised.message, raised.stack)
+
+    def _without_cuda(self) -> str:
+        """Returns what to do for a script that asks for CUDA where there is none."""
+        if self.script.cuda_as_cpu:
+            return (
+                "check it on a machine with CUDA, without --cuda-as-cpu: that does not "
+                "replace what it asks for here"
+            )
+        return "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU does"
+
     def _fails(self, raised: Raised) -> UsageError:
         """Returns the error for a script that raises in the single process."""
         if raised.type_name == "UsageError":
@@ -254,9 +291,8 @@ class Endings:
             lines = self.single.stderr.strip().splitlines()[-_LAST_LINES:]
             found = " | ".join([*lines[-1:], found])
             fix = f"correct the arguments after {name}, which are the script's own"
-        elif wants_cuda(raised.message, raised.stack) and not self.script.cuda_as_cpu:
-            fix = "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU "
-            fix += "does"
+        elif self._is_for_want_of_cuda(raised):
+            fix = self._without_cuda()
         else:
             fix = f"make this work first: torchrun --nproc-per-node 1 {name} ..."
         also = any(o.kind == "raised" for o in self.ranks)

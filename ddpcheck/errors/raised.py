@@ -23,6 +23,13 @@ _WANTS_CUDA = re.compile(
     r"\b(cuda|gpus?|nvidia|nccl)\b|has no attribute '_cuda|dummy base class",
     re.IGNORECASE,
 )
+# What torch alone says, of a machine that has none, or fewer devices than are used.
+_LACKS_CUDA = re.compile(
+    r"not compiled with cuda|has no attribute '_cuda|dummy base class|no nvidia driver|"
+    r"no (cuda )?gpus (are available|found)|doesn't have nccl|invalid device ordinal",
+    re.IGNORECASE,
+)
+_ASSERTS_CUDA = re.compile(r"\bassert\b.*\bcuda\b")
 _ASKS_FOR_CUDA = re.compile(r"\bassert\b.*\bcuda\b|\btorch\.cuda\.")
 
 
@@ -35,6 +42,15 @@ def wants_cuda(message: str, stack: str) -> bool:
     """
     frame = stack.rpartition('  File "')[2]
     return bool(_WANTS_CUDA.search(message) or _ASKS_FOR_CUDA.search(frame))
+
+
+def lacks_cuda(message: str, stack: str) -> bool:
+    """Returns whether an exception says that this machine has no CUDA, or too little.
+
+    Arguments as of `wants_cuda`, which is also true of faults on machines that have it.
+    """
+    frame = stack.rpartition('  File "')[2]
+    return bool(_LACKS_CUDA.search(message) or _ASSERTS_CUDA.search(frame))
 
 
 def without_source(text: str) -> str:

@@ -47,7 +47,9 @@ Looked up as text; without one of these, the feature that needs it is left out:
                                              graph trains as a single process
     _allgather_base, _reduce_scatter_base    jobs/virtual/group: nothing to refuse
     _orig_mod, _fsdp_wrapped_module          run/model/names: nothing to remove
-    _engine_run_backward                     facts/rank_table: a frame like any other
+    _engine_run_backward                     facts/rank_table: a frame like any other;
+                                             script/cuda_as_cpu: backwards of a script's
+                                             own functions fail where they name CUDA
     _transports                              modes/ps: processes that wait poll
     _saved_other                             run/observe/addends: a loss divided by a
                                              constant is taken for a sum

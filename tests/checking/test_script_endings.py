@@ -98,6 +98,46 @@ def test_rank_that_ends_otherwise_is_a_fault(single: Outcome, rank: Outcome) -> 
     assert [fault.rank for fault in endings.faults()] == [1]
 
 
+CUDA = "Torch not compiled with CUDA enabled"
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        (
+            SCRIPT,
+            "add --cuda-as-cpu before the script: what it asks of CUDA, the CPU does",
+        ),
+        (
+            replace(SCRIPT, cuda_as_cpu=True),
+            "check it on a machine with CUDA, without --cuda-as-cpu: that does not "
+            "replace what it asks for here",
+        ),
+    ],
+)
+def test_want_of_cuda_on_ranks_is_no_fault_of_theirs(script: Script, fix: str) -> None:
+    rank = _raised("AssertionError", 0, message=CUDA)
+    endings = replace(
+        _endings(_ended("done", 3), _ended("hung", 0), rank), script=script
+    )
+    with pytest.raises(UsageError) as caught:
+        endings.check()
+    problem = caught.value.problem
+    assert (problem.slug, problem.message, problem.found, problem.fix) == (
+        "script-fails",
+        "train.py fails on ranks, for want of CUDA",
+        f"AssertionError: {CUDA} (train.py:9)",
+        fix,
+    )
+
+
+def test_want_of_cuda_after_the_steps_is_a_fault() -> None:
+    rank = _raised("AssertionError", 3, message=CUDA)
+    endings = _endings(_ended("done", 3), _ended("done", 3), rank)
+    endings.check()
+    assert [fault.rank for fault in endings.faults()] == [1]
+
+
 def test_refusal_before_the_steps_is_an_error_and_a_warning_after_them() -> None:
     refused = Refused(path="/project/out/model.pt", how="overwrite")
     made = replace(NOTHING, refused=(refused,))

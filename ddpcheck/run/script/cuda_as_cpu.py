@@ -257,6 +257,19 @@ def _cuda(devices: int) -> dict[str, Any]:
     }
 
 
+def _in_mode(function: Function) -> Function:
+    """Maps what the script's autograd functions and hooks do in a backward.
+
+    torch takes the mode away where it calls it for the backward.
+    """
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        with Mode():
+            return function(*args, **kwargs)
+
+    return calling
+
+
 def _at(place: int, keyword: str) -> Callable[[Function], Function]:
     """Names the CPU in one argument of a function."""
 
@@ -370,4 +383,6 @@ _MADE: tuple[tuple[Any, str, Callable[[Function], Any]], ...] = (
     (dist.device_mesh, "init_device_mesh", _at(0, "device_type")),
     (dist, "new_group", _new_group),
     (dist, "is_nccl_available", lambda _: lambda: True),
+    (torch.autograd, "_engine_run_backward", _in_mode),
+    (torch.autograd.graph, "_engine_run_backward", _in_mode),
 )

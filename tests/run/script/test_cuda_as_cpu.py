@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ddpcheck.errors import raised
+from ddpcheck.run.script import cuda_as_cpu
 from tests.run.script import start
 
 # As scripts are written for torchrun and GPUs.
@@ -131,3 +133,50 @@ def test_error_for_want_of_cuda_is_recognised(code: str) -> None:
 def test_other_error_does_not_want_cuda(message: str) -> None:
     stack = '  File "train.py", line 3, in <module>\n    model(x.cpu())\n'
     assert not raised.wants_cuda(message, stack)
+
+
+class _OnDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows * 3
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.to("cuda") * torch.full((), 3.0, device="cuda:0")
+
+
+def test_backward_of_the_scripts_own_functions_runs_on_the_cpu() -> None:
+    rows = torch.ones(2, requires_grad=True)
+    with cuda_as_cpu.mapped(), cuda_as_cpu.Mode():
+        tripled = _OnDevice.apply(rows)  # type: ignore[no-untyped-call]
+        tripled.backward(gradient=torch.tensor([1.0, 2.0]))
+    assert rows.grad is not None
+    assert rows.grad.tolist() == [3.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("Torch not compiled with CUDA enabled", "x.cuda()"),
+        ("module 'torch._C' has no attribute '_cuda_setDevice'", "f()"),
+        ("CUDA error: invalid device ordinal", "f()"),
+        ("", "assert torch.cuda.is_available()"),
+    ],
+)
+def test_machine_without_cuda_lacks_it(message: str, code: str) -> None:
+    assert raised.lacks_cuda(message, f'  File "a.py", line 3, in f\n    {code}\n')
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("NCCL error: unhandled system error", "dist.all_reduce(x)"),
+        ("CUDA out of memory", "model(x)"),
+        ("", "assert torch.isfinite(loss)"),
+    ],
+)
+def test_fault_of_a_machine_with_cuda_is_not_the_want_of_it(
+    message: str, code: str
+) -> None:
+    stack = f'  File "a.py", line 3, in f\n    {code}\n'
+    assert not raised.lacks_cuda(message, stack)
