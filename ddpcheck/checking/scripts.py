@@ -185,6 +185,22 @@ def _check_calls(
         )
 
 
+def _check_replicas(script: Script, recordings: Recordings) -> None:
+    """Raises where the ranks are no replicas of one model.
+
+    Raises:
+        CannotCheckError: the samples are the same on all of them, as they must be.
+    """
+    done = [outcome.value for outcome in recordings.ranks if outcome.kind == "done"]
+    if any(recorded.is_cut for recorded in done):
+        message = (
+            f"{script.name} cuts its model over the ranks, as tensor parallelism does: "
+            "only data parallel training is checked, where each rank has the whole "
+            "model, or fully_shard cuts it"
+        )
+        raise CannotCheckError(message, "")
+
+
 def _unseen(script: Script) -> str:
     return (
         f"{script.name} has no DataLoader, and its loss takes more than the model is "
@@ -223,6 +239,7 @@ def _check(
     script, recordings, endings = _recorded(pool, script, world_size, options, progress)
     if recordings.single.kind == "done":
         pool.import_more(recordings.single.value.modules)
+    _check_replicas(script, recordings)
     faults = endings.faults()
     known = recordings.known()
     if not known.steps:

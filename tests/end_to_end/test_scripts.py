@@ -870,6 +870,30 @@ def test_sum_by_hand_in_ranks_that_the_script_starts_is_named(here: Terminal) ->
     assert checked.slug == "sync/comm-hook-semantics"
 
 
+TENSOR_PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+model = nn.Linear(6, 4)
+parallelize_module(model, init_device_mesh("cpu", (WORLD_SIZE,)), ColwiseParallel())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, in DataLoader(TensorDataset(rows), 8):  # the same on all ranks, as it must be
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_script_with_tensor_parallelism_is_not_checked(terminal: Terminal) -> None:
+    ended = terminal.run("run", _sharded(terminal, TENSOR_PARALLEL))
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    assert ended.stderr.endswith(
+        "ddpcheck: not checked: train.py cuts its model over the ranks, as tensor "
+        "parallelism does: only data parallel training is checked, where each rank has "
+        "the whole model, or fully_shard cuts it\n"
+    )
+
+
 @pytest.mark.slow
 def test_script_that_wants_two_gpus_alone_is_equivalent(terminal: Terminal) -> None:
     few = "if torch.accelerator.device_count() < 2:\n    sys.exit()\n"

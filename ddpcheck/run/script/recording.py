@@ -53,8 +53,9 @@ class Recorded:
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
     loader, or ddpcheck.global_batch, gave the data; `shards`: whether `fully_shard` was
-    called. `seconds` of the recorded steps, `whole_s` of all. `modules`: what it has
-    imported that is no user code.
+    called; `is_cut`: whether the model is cut over the ranks otherwise, as in tensor
+    parallelism. `seconds` of the recorded steps, `whole_s` of all. `modules`: what it
+    has imported that is no user code.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Recorded:
     wrapper: str
     draws: bool
     shards: bool
+    is_cut: bool
     seconds: float
     whole_s: float
     modules: tuple[str, ...]
@@ -137,6 +139,7 @@ class _Recording:
             wrapper=type(wrapper).__name__ if wrapper is not None else "",
             draws=self.draws,
             shards=driver.shards,
+            is_cut=sharded.is_cut_otherwise(_trained(driver), shards=driver.shards),
             seconds=self.seconds or time.perf_counter() - self.started,
             whole_s=time.perf_counter() - self.started,
             modules=tuple(preload.installed()),

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddpcheck.run.model import contents
+from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process.replacing import replaced
 
 Shard = Callable[..., Any]
@@ -232,6 +233,19 @@ def _noting(function: Callable[..., None]) -> Callable[..., None]:
         function(module, factor, *args, **kwargs)
 
     return setting
+
+
+def is_cut_otherwise(parameters: Iterable[Tensor], *, shards: bool) -> bool:
+    """Returns whether ranks have parts of the computation, as in tensor parallelism.
+
+    `shards`: whether `fully_shard` was called, which cuts a parameter once.
+    """
+    by_it = int(shards)
+    cuts = (getattr(p, "placements", ()) for p in parameters if is_part(p))
+    return any(
+        sum(not (one.is_replicate() or one.is_partial()) for one in each) > by_it
+        for each in cuts
+    )
 
 
 def divided(model: nn.Module) -> tuple[tuple[str, float | None], ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import fsdp
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ddpcheck.run.script import sharded
 
@@ -79,3 +80,30 @@ def test_model_on_the_meta_device_has_no_values() -> None:
         model = Net()
     assert not sharded.has_values(model)
     assert sharded.has_values(Net())
+
+
+class DTensor:
+    """A parameter that is cut over ranks; `placements`: of each dimension of a mesh."""
+
+    def __init__(self, *placements: Placement) -> None:
+        self.placements = placements
+
+
+@pytest.mark.parametrize(
+    ("parameter", "shards", "is_cut"),
+    [
+        (nn.Parameter(torch.ones(2)), False, False),
+        (DTensor(Replicate()), False, False),
+        (DTensor(Shard(1)), False, True),  # tensor parallelism
+        (DTensor(Shard(0)), True, False),  # fully_shard
+        (DTensor(Replicate(), Shard(0)), True, False),  # with replicas
+        (DTensor(Shard(0), Shard(1)), True, True),  # of a model that is cut already
+    ],
+)
+def test_parameter_is_cut_otherwise_than_by_fully_shard(
+    parameter: Any,
+    shards: bool,  # noqa: FBT001
+    is_cut: bool,  # noqa: FBT001
+) -> None:
+    whole = nn.Parameter(torch.ones(1))
+    assert sharded.is_cut_otherwise([whole, parameter], shards=shards) == is_cut
