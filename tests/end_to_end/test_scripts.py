@@ -853,6 +853,28 @@ def test_script_that_spawns_its_ranks_is_equivalent(
     _assert_equivalent(_check(terminal, "--cuda-as-cpu", "train.py"))
 
 
+LAUNCHED = """
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rows = torch.randn(64, 6)
+data = TensorDataset(rows, rows[:, :3].sin())
+model = DistributedDataParallel(nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in DataLoader(data, 4, sampler=DistributedSampler(data)):
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_script_that_a_launcher_starts_is_equivalent(here: Terminal) -> None:
+    script = SPAWNS.partition("\n\ndef main")[0] + LAUNCHED
+    here.write(script, "train.py")
+    launcher = "-m", "torch.distributed.run", "--nproc-per-node", "{world_size}"
+    _assert_equivalent(_check(here, *launcher, "train.py"))
+
+
 @pytest.mark.slow
 def test_sum_by_hand_in_ranks_that_the_script_starts_is_named(here: Terminal) -> None:
     summed = SPAWNS.replace(

@@ -40,7 +40,14 @@ from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import batch_norm
 from ddpcheck.run.model.whole import is_part
 from ddpcheck.run.process import callers, isolation
-from ddpcheck.run.script import cuda_as_cpu, launch, sharded, spawning, traces
+from ddpcheck.run.script import (
+    cuda_as_cpu,
+    launch,
+    launching,
+    sharded,
+    spawning,
+    traces,
+)
 from ddpcheck.target.script import USAGE_CODE, Script
 
 Stop = Literal["wrapping", "wrapped", "draw", "update", "ended"]
@@ -216,7 +223,10 @@ class Driver:
             stack.enter_context(sharded.factors_noted())
             if self.keeps_whole:
                 stack.enter_context(sharded.wholes_as_parts())
-            stack.enter_context(spawning.in_place(self.seat, lambda: self._has_joined))
+            for starts in (spawning, launching):
+                stack.enter_context(
+                    starts.in_place(self.seat, lambda: self._has_joined)
+                )
             hook = register_optimizer_step_post_hook(self._stepped)
             stack.callback(hook.remove)
             yield

@@ -64,7 +64,7 @@ def in_place(seat: Seat, has_joined: Callable[[], bool]) -> Iterator[None]:
         ) -> Any:
             if has_joined():
                 return start(fn, args, nprocs, join, *rest, **kwargs)
-            _check_number(seat, nprocs)
+            check_number(seat, nprocs)
             fn(seat.rank, *args)
             return None if join else _Ended()
 
@@ -101,7 +101,7 @@ class _Started:
         if self.has_run:
             return
         self.has_run = True
-        _check_number(self.seat, len(self.processes))
+        check_number(self.seat, len(self.processes))
         self.processes[self.seat.rank].run()
 
 
@@ -183,7 +183,8 @@ def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
             yield from vars(value).values()
 
 
-def _check_number(seat: Seat, number: int) -> None:
+def check_number(seat: Seat, number: int) -> None:
+    """Raises OtherNumberError where a script starts another number than is checked."""
     # A single process may have the number of ranks written down.
     if number == seat.world_size or (number > 0 and not seat.world_size):
         return
