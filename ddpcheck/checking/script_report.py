@@ -63,7 +63,8 @@ def with_more(
         report.findings,
         report.runs,
         table,
-        by_passes=script_data.follows_passes(ranks, single),
+        by_passes=script_data.follows_passes(ranks, single)
+        and script_data.shares_passes(table),
     )
     accepted = in_order([*acceptance.accept(runs, new, options.accept), *others])
     verdict = acceptance.verdict(runs, accepted)

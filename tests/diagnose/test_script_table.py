@@ -206,6 +206,26 @@ def test_schedule_that_is_stepped_by_every_rank_is_told_with_its_end() -> None:
     )
 
 
+def _of_passes(single: int, ranks: int) -> Row:
+    return Row(
+        what="updates of a pass", single=single, ranks=ranks, world_size=2, effect=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("single", "ranks", "shares"),
+    [(16, 8, True), (17, 9, True), (1, 1, True), (16, 16, False)],
+)
+def test_ranks_with_fewer_updates_share_a_pass(
+    single: int,
+    ranks: int,
+    shares: bool,  # noqa: FBT001
+) -> None:
+    rows = [_of_passes(single, ranks)]
+    assert script_data.shares_passes(rows) is shares
+    assert script_data.shares_passes([])
+
+
 def test_schedule_that_ends_early_is_told_so() -> None:
     rates = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05]
     double = [0.09, 0.07, 0.05, 0.05, 0.05, 0.05]

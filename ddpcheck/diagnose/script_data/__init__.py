@@ -6,6 +6,14 @@ Not here: the recording of events (run/script/), the check (checking/scripts.py)
 
 from ddpcheck.diagnose.script_data.judge import findings, not_compared
 from ddpcheck.diagnose.script_data.schedules import apart, follows_passes, unfinished
-from ddpcheck.diagnose.script_data.table import table
+from ddpcheck.diagnose.script_data.table import shares_passes, table
 
-__all__ = ["apart", "findings", "follows_passes", "not_compared", "table", "unfinished"]
+__all__ = [
+    "apart",
+    "findings",
+    "follows_passes",
+    "not_compared",
+    "shares_passes",
+    "table",
+    "unfinished",
+]

@@ -89,6 +89,16 @@ def table(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> tuple[Row, .
     return (*_rates(many, one, world), *schedule, *rows)
 
 
+def shares_passes(rows: Sequence[Row]) -> bool:
+    """Returns whether ranks share the updates of a pass, as far as the facts tell.
+
+    Where each makes as many as the single process, all train on the whole data, and a
+    schedule that advances W times as far in an update is over before the passes are.
+    """
+    lengths = [row for row in rows if row.what.startswith(_UPDATES_OF)]
+    return not any(row.single == row.ranks > 1 for row in lengths)
+
+
 def _updates(events: Sequence[Any]) -> list[Updated]:
     return [event for event in events if isinstance(event, Updated)]
 
