@@ -189,16 +189,16 @@ def _check_replicas(script: Script, recordings: Recordings) -> None:
     """Raises where the ranks are no replicas of one model.
 
     Raises:
-        CannotCheckError: the samples are the same on all of them, as they must be.
+        CannotCheckError: their parts are not compared.
     """
-    done = [outcome.value for outcome in recordings.ranks if outcome.kind == "done"]
-    if any(recorded.is_cut for recorded in done):
-        message = (
-            f"{script.name} cuts its model over the ranks, as tensor parallelism does: "
-            "only data parallel training is checked, where each rank has the whole "
-            "model, or fully_shard cuts it"
-        )
-        raise CannotCheckError(message, "")
+    for outcome in recordings.ranks:
+        if outcome.kind == "done" and outcome.value.cut:
+            message = (
+                f"{script.name} cuts its model over the ranks by {outcome.value.cut}: "
+                "checked are scripts whose ranks have the whole model each, or cut it "
+                "by fully_shard"
+            )
+            raise CannotCheckError(message, "")
 
 
 def _unseen(script: Script) -> str:

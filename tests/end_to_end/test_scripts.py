@@ -905,14 +905,31 @@ for x, in DataLoader(TensorDataset(rows), 8):  # the same on all ranks, as it mu
 """
 
 
+OLD_FSDP = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+parts = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+model = FullyShardedDataParallel(parts, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
 @pytest.mark.slow
-def test_script_with_tensor_parallelism_is_not_checked(terminal: Terminal) -> None:
-    ended = terminal.run("run", _sharded(terminal, TENSOR_PARALLEL))
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (TENSOR_PARALLEL, "tensor parallelism"),
+        (OLD_FSDP + TRAIN, "FullyShardedDataParallel"),
+    ],
+)
+def test_script_that_cuts_its_model_otherwise_is_not_checked(
+    code: str, what: str, terminal: Terminal
+) -> None:
+    ended = terminal.run("run", _sharded(terminal, code))
     assert (ended.exit_code, ended.stdout) == (3, "")
     assert ended.stderr.endswith(
-        "ddpcheck: not checked: train.py cuts its model over the ranks, as tensor "
-        "parallelism does: only data parallel training is checked, where each rank has "
-        "the whole model, or fully_shard cuts it\n"
+        f"ddpcheck: not checked: train.py cuts its model over the ranks by {what}: "
+        "checked are scripts whose ranks have the whole model each, or cut it by "
+        "fully_shard\n"
     )
 
 

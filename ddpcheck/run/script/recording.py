@@ -53,9 +53,9 @@ class Recorded:
     `steps` were checked, `ended` tells whether the script came to its end. `model`: the
     class and the parameter names of what was wrapped, or None. `draws`: whether a
     loader, or ddpcheck.global_batch, gave the data; `shards`: whether `fully_shard` was
-    called; `is_cut`: whether the model is cut over the ranks otherwise, as in tensor
-    parallelism. `seconds` of the recorded steps, `whole_s` of all. `modules`: what it
-    has imported that is no user code.
+    called; `cut`: what cuts the model over the ranks otherwise, or "". `seconds` of the
+    recorded steps, `whole_s` of all. `modules`: what it has imported that is no user
+    code.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Recorded:
     wrapper: str
     draws: bool
     shards: bool
-    is_cut: bool
+    cut: str
     seconds: float
     whole_s: float
     modules: tuple[str, ...]
@@ -94,6 +94,7 @@ class _Recording:
         self.started = time.perf_counter()
         self.seconds = 0.0  # of the checked steps
         self.scales = sharded.Scales(self._parts)
+        self.old: list[torch.nn.Module] = []  # of FullyShardedDataParallel
         self.rows: list[int] = []  # that the model was given since the last update
         self.pickled: dict[int, bytes] = {}  # collate functions, by loader
         Calls(self.driver, None, self._called)
@@ -119,6 +120,7 @@ class _Recording:
             sharing.taken_by(self.recorder.share),
             backwards.outermost(self._backward),
             self.scales.watched(),
+            sharded.old_noted(self.old),
         ):
             while True:
                 is_over = driver.resume() == "ended"
@@ -139,7 +141,7 @@ class _Recording:
             wrapper=type(wrapper).__name__ if wrapper is not None else "",
             draws=self.draws,
             shards=driver.shards,
-            is_cut=sharded.is_cut_otherwise(_trained(driver), shards=driver.shards),
+            cut=sharded.cut_otherwise(self.old, _trained(driver), shards=driver.shards),
             seconds=self.seconds or time.perf_counter() - self.started,
             whole_s=time.perf_counter() - self.started,
             modules=tuple(preload.installed()),

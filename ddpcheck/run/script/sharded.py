@@ -16,7 +16,7 @@ import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,17 +235,39 @@ def _noting(function: Callable[..., None]) -> Callable[..., None]:
     return setting
 
 
-def is_cut_otherwise(parameters: Iterable[Tensor], *, shards: bool) -> bool:
-    """Returns whether ranks have parts of the computation, as in tensor parallelism.
+@contextlib.contextmanager
+def old_noted(found: list[nn.Module]) -> Iterator[None]:
+    """Context in which modules of FullyShardedDataParallel (FSDP1) come into a list."""
+    kind: Any = fsdp.FullyShardedDataParallel
+    init = kind.__init__
 
-    `shards`: whether `fully_shard` was called, which cuts a parameter once.
+    def noting(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found.append(module)
+        init(module, *args, **kwargs)
+
+    with replaced(kind, __init__=functools.wraps(init)(noting)):
+        yield
+
+
+def cut_otherwise(
+    old: Sequence[nn.Module], parameters: Iterable[Tensor], *, shards: bool
+) -> str:
+    """Returns what cuts a model over the ranks, if it is not `fully_shard`, else "".
+
+    Args:
+        old: modules of FullyShardedDataParallel.
+        parameters: that are trained.
+        shards: whether `fully_shard` was called, which cuts a parameter once.
     """
+    if old:
+        return "FullyShardedDataParallel"
     by_it = int(shards)
     cuts = (getattr(p, "placements", ()) for p in parameters if is_part(p))
-    return any(
+    is_more = any(
         sum(not (one.is_replicate() or one.is_partial()) for one in each) > by_it
         for each in cuts
     )
+    return "tensor parallelism" if is_more else ""
 
 
 def divided(model: nn.Module) -> tuple[tuple[str, float | None], ...]:

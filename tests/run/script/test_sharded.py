@@ -89,21 +89,32 @@ class DTensor:
         self.placements = placements
 
 
+TENSORS = "tensor parallelism"
+
+
 @pytest.mark.parametrize(
-    ("parameter", "shards", "is_cut"),
+    ("parameter", "shards", "cut"),
     [
-        (nn.Parameter(torch.ones(2)), False, False),
-        (DTensor(Replicate()), False, False),
-        (DTensor(Shard(1)), False, True),  # tensor parallelism
-        (DTensor(Shard(0)), True, False),  # fully_shard
-        (DTensor(Replicate(), Shard(0)), True, False),  # with replicas
-        (DTensor(Shard(0), Shard(1)), True, True),  # of a model that is cut already
+        (nn.Parameter(torch.ones(2)), False, ""),
+        (DTensor(Replicate()), False, ""),
+        (DTensor(Shard(1)), False, TENSORS),
+        (DTensor(Shard(0)), True, ""),  # fully_shard
+        (DTensor(Replicate(), Shard(0)), True, ""),  # with replicas
+        (DTensor(Shard(0), Shard(1)), True, TENSORS),  # of a model that is cut already
     ],
 )
 def test_parameter_is_cut_otherwise_than_by_fully_shard(
     parameter: Any,
     shards: bool,  # noqa: FBT001
-    is_cut: bool,  # noqa: FBT001
+    cut: str,
 ) -> None:
-    whole = nn.Parameter(torch.ones(1))
-    assert sharded.is_cut_otherwise([whole, parameter], shards=shards) == is_cut
+    every = [nn.Parameter(torch.ones(1)), parameter]
+    assert sharded.cut_otherwise([], every, shards=shards) == cut
+
+
+def test_fully_sharded_data_parallel_is_noted() -> None:
+    found: list[nn.Module] = []
+    with sharded.old_noted(found), pytest.raises((RuntimeError, ValueError)):
+        fsdp.FullyShardedDataParallel(Net())  # no group of processes
+    assert sharded.cut_otherwise(found, [], shards=False) == "FullyShardedDataParallel"
+    assert sharded.cut_otherwise([], [], shards=False) == ""
