@@ -92,7 +92,7 @@ def explained(
         )
     found = tuple(
         _of_factors(report.runs[index], index, seen)
-        or _of_clip(index, other, seen)
+        or _of_clip(report.runs[index], index, other, seen)
         or _unknown(report.runs[index], index, other)
         for index in divergent
     )
@@ -117,7 +117,7 @@ def _is_alike(one: Quantity, other: Quantity) -> bool:
     return abs(excess[0] - excess[1]) <= _ALIKE * max(excess)
 
 
-def _of_clip(index: int, other: Report | None, seen: Shown) -> Finding | None:
+def _of_clip(run: Run, index: int, other: Report | None, seen: Shown) -> Finding | None:
     """Returns the finding where each rank scales its parts by a factor of its own.
 
     With whole parameters, all ranks have the same norm, and the runs are equal.
@@ -137,16 +137,27 @@ def _of_clip(index: int, other: Report | None, seen: Shown) -> Finding | None:
             facts=(
                 f"before update {step + 1} the ranks multiply their parts of all "
                 f"gradients by {text.listed(known)}",
-                "with whole parameters, of which all ranks have the same norm, the "
-                "runs are equal",
             ),
+            proven_runs=(index,),
             fix=Fix(
+                verified=True,
+                proof="located",
+                intervention="with whole parameters, of which all ranks have the same "
+                "norm, the runs are equal",
+                excess_before=_excess((run,)),
+                excess_after=_excess(other.runs),
                 text="take the norm over the parts of all ranks",
                 code="square = sum(p.grad.to_local().square().sum() for p in "
                 "parameters)\ndist.all_reduce(square)\nnorm = square.sqrt()",
             ),
         )
     return None
+
+
+def _excess(runs: Iterable[Run]) -> float | None:
+    """Returns the largest excess, None where nothing was compared."""
+    judged = (getattr(run, name) for run in runs for name in JUDGED)
+    return max((q.worst.excess for q in judged if q.worst), default=None)
 
 
 def _of_factors(run: Run, index: int, seen: Shown) -> Finding | None:
