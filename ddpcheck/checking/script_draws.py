@@ -1,7 +1,7 @@
-"""How a script's loaders are used: which draw batches before their step.
+"""How a script's loaders are used: which batches are not of the step they come in.
 
-A loader that fetches ahead has drawn the next batch before this one is trained on. So
-the batches of a step are not those that were drawn in it.
+A loader that fetches ahead has drawn the next batch before this one is trained on. And
+a script may look at a batch, for its shape, before it begins to train.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
     there are steps in which nothing is drawn, each of them uses what was drawn before.
     """
     every = drawn(rank)
-    counts = Counter((event.loader, event.step) for event in every)
+    left = {*looks(rank)}
+    kept = [e for e in every if (e.loader, e.turn) not in left]
+    counts = Counter((event.loader, event.step) for event in kept)
     updates = [event for event in rank.progress if isinstance(event, Updated)]
     empty = _empty(every, len(updates))
     for loader in sorted({event.loader for event in every}):
@@ -59,6 +61,30 @@ def ahead(rank: Outcome) -> Iterator[tuple[int, int, int]]:
             more = own[0] - used
         if used and more > 0:
             yield loader, used, more
+
+
+def looks(rank: Outcome) -> Iterator[tuple[int, int]]:
+    """Yields the passes, by (loader, pass), that a script leaves before its training.
+
+    It begins a pass of the same loader anew before the first update, which has used
+    more batches than the second one, so many at least as the passes that were left.
+    """
+    every = drawn(rank)
+    ended = {(e.loader, e.turn) for e in rank.progress if isinstance(e, Passed)}
+    last = {(event.loader, event.turn): event.step for event in every}
+    for loader in sorted({event.loader for event in every}):
+        turns = Counter(e.turn for e in every if e.loader == loader and not e.step)
+        second = sum(1 for e in every if e.loader == loader and e.step == 1)
+        left = [
+            turn
+            for turn in turns
+            if turn < max(turns)
+            and (loader, turn) not in ended
+            and not last[loader, turn]
+        ]
+        more = turns.total() - second
+        if second and sum(turns[turn] for turn in left) <= more:
+            yield from ((loader, turn) for turn in left)
 
 
 def usable_steps(ranks: Sequence[Outcome], most: int) -> int:

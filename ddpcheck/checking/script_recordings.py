@@ -48,6 +48,7 @@ class Recordings:
             passes=tuple(sorted(script_draws.passes(self.ranks).items())),
             split=self._split(),
             ahead=tuple(script_draws.ahead(self.ranks[0])),
+            looks=tuple(script_draws.looks(self.ranks[0])),
             draws=draws,
             has_all=self._has_all(),
             has_others=len(loaders) > 1,

@@ -34,6 +34,7 @@ class Known:
     loader had that came to its end, by (loader, pass). `split`: how many batches one
     process draws for each of a rank's. `ahead`: of each loader that draws some of
     the next step's batches before: (loader, how many a step uses, how many ahead).
+    `looks`: passes, by (loader, pass), that are left before the training begins.
     `draws`: whether loaders have the batches; else they are what the model is given.
     Then with `has_all` one process gives its model what the ranks do, by itself.
     `has_others`: several loaders draw, one of them to evaluate, perhaps.
@@ -51,6 +52,7 @@ class Known:
     passes: tuple[tuple[tuple[int, int], int], ...] = ()
     split: int = 1
     ahead: tuple[tuple[int, int, int], ...] = ()
+    looks: tuple[tuple[int, int], ...] = ()
     draws: bool = True
     has_all: bool = False
     has_others: bool = False

@@ -50,6 +50,43 @@ def test_one_step_of_two_batches_that_the_model_gets_is_no_drawing_ahead() -> No
     assert [*script_draws.ahead(_rank({0: 2}, rows=8))] == []
 
 
+def _of_passes(*turns: tuple[int, ...], ended: tuple[int, ...] = ()) -> Outcome:
+    """Returns a rank that draws a batch of each of these passes in each step."""
+    events: list[object] = [Passed(loader=0, turn=t, batches=1) for t in ended]
+    for step, every in enumerate(turns):
+        events += [
+            Drawn(loader=0, turn=turn, number=0, samples=(step,), step=step)
+            for turn in every
+        ]
+        events.append(Updated(step=step, updates=1, groups=(), rows=(1,)))
+    return Outcome(rank=0, kind="done", progress=events)
+
+
+@pytest.mark.parametrize(
+    ("rank", "looks", "ahead"),
+    [
+        (_of_passes((0, 1), (1,), (1,)), [(0, 0)], []),
+        (_of_passes((0, 0, 1), (1,)), [(0, 0)], []),
+        # The one after it is drawn ahead.
+        (_of_passes((0, 1, 1), (1,), (1,)), [(0, 0)], [(0, 1, 1)]),
+        # Each step draws two batches, as of endless loaders.
+        (_of_passes((0, 1), (2, 3)), [], []),
+        (_of_passes((0, 1), (1, 2)), [], []),
+        # Two passes at a time.
+        (_of_passes((0, 1), (0,), (1,)), [], [(0, 1, 1)]),
+        # A pass of one batch has ended.
+        (_of_passes((0, 1), (2,), (3,), ended=(0, 1, 2, 3)), [], [(0, 1, 1)]),
+        # Two passes are left, and one batch more is used than later: which is unknown.
+        (_of_passes((0, 1, 2), (2, 2)), [], [(0, 2, 1)]),
+    ],
+)
+def test_pass_that_is_left_before_the_training_is_found(
+    rank: Outcome, looks: list[tuple[int, int]], ahead: list[tuple[int, int, int]]
+) -> None:
+    assert [*script_draws.looks(rank)] == looks
+    assert [*script_draws.ahead(rank)] == ahead
+
+
 def test_steps_without_batches_are_left_out_where_nothing_is_drawn_ahead() -> None:
     first, second = _rank({0: 1}, {}, {0: 1}), _rank({0: 1}, {0: 1}, {0: 1})
     assert script_draws.usable_steps([first, second], 3) == 1

@@ -524,6 +524,22 @@ def test_script_of_each_kind_whose_loss_is_a_sum_is_divergent(
     assert "(x)" in checked.line, checked.line  # where the model is called
 
 
+LOOKS = """
+loader = loader_of(data)
+shape = next(iter(loader))[0].shape
+for x, y in loader:
+    update(x, y)
+"""
+
+
+@pytest.mark.slow
+def test_cause_is_found_where_the_script_looks_at_a_batch_first(here: Terminal) -> None:
+    text = "\nimport functools\nmse_loss = functools.partial(mse_loss, reduction='sum')"
+    checked = _check(here, _script(here, text, LOOKS))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/sum-reduction"
+
+
 SAME_ORDER = """
 data = TensorDataset(rows, rows[:, :3].sin())
 loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=True))

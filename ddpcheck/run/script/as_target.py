@@ -64,6 +64,7 @@ class _Hooks:
             known.world_size,
             {n: used for n, used, _ in known.ahead},
             known.collates_shards,
+            known.looks,
         )
         self.driver: Driver | None = None
         self.seat = _own_seat()  # of this process, also where its group is hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,8 @@ class Fed:
     def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
         """Yields the batches of a pass."""
         del loader
+        if (number, turn) in self.known.looks:
+            yield from self._looked_at(number)
         length = dict(self.known.passes).get((number, turn))
         count = 0
         while not self._ends(length, count):
@@ -69,6 +72,16 @@ class Fed:
             count += 1
         self.at = None if self.known.has_others else number
         self.driver.before_draw()
+
+    def _looked_at(self, loader: int) -> Iterator[Any]:
+        """Yields batches of no step, as of a pass that is left before the training.
+
+        Each process looks at what it trains on first.
+        """
+        seat = self.driver.seat
+        for batch in itertools.cycle(self._recorded(0, loader)):
+            own = tree.shard(batch, seat.rank, max(1, seat.world_size))
+            yield _copied(tree.shard(own, 0, self.split) if self.split > 1 else own)
 
     def _stop_before(self, loader: int) -> None:
         """Stops before a draw that is not of the step."""

@@ -344,6 +344,12 @@ def loader_of(key: Key) -> int:
     return int(key.partition(".")[0])
 
 
+def pass_of(key: Key) -> tuple[int, int]:
+    """Returns the numbers of the loader and of the pass that a key names."""
+    loader, turn, _ = key.split(".")
+    return int(loader), int(turn)
+
+
 def _save(value: Any, path: Path) -> None:
     """Writes what other processes load before they run the script.
 
