@@ -20,6 +20,11 @@ def drawn(rank: Outcome) -> list[Drawn]:
     return [event for event in every if event.loader != CALLS]
 
 
+def numbers(rank: Outcome) -> list[int]:
+    """Returns how many tensors of random numbers a script drew itself, by step."""
+    return [e.numbers for e in rank.progress if isinstance(e, Updated)]
+
+
 def passes(ranks: Sequence[Outcome]) -> dict[tuple[int, int], int]:
     """Returns how many batches a pass has, by (loader, pass), where it has ended.
 

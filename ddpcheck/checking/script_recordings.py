@@ -40,6 +40,7 @@ class Recordings:
         most = min(self.asked, *map(steps, every))
         if draws:
             most = script_draws.usable_steps(self.ranks, most)
+        numbers = script_draws.numbers(self.ranks[0])
         return Known(
             folder=self.folder,
             world_size=len(self.ranks),
@@ -51,6 +52,8 @@ class Recordings:
             looks=tuple(script_draws.looks(self.ranks[0])),
             draws=draws,
             has_all=self._has_all(),
+            has_numbers=any(numbers),
+            first_numbers=max(0, numbers[0] - numbers[1]) if numbers[1:] else 0,
             has_others=len(loaders) > 1,
             shards=any(one.shards for one in built),
             places=built[0].places if built else (),

@@ -318,7 +318,15 @@ def _compared(
         except (UsageError, CannotCheckError, DeadlineError):
             return None
 
-    report = checked(known, diagnoses=not known.shards)
+    try:
+        report = checked(known, diagnoses=not known.shards)
+    except CannotCheckError:
+        # The numbers that its ranks draw may make all that the loss takes.
+        known = dataclasses.replace(known, gives_numbers=True)
+        again = checked_with(known) if known.has_numbers else None
+        if again is None:
+            raise
+        report = again
     if known.shards:
         whole = dataclasses.replace(known, keeps_whole=True)
         seen = sharded.shown([outcome.progress for outcome in recordings.ranks])

@@ -37,6 +37,9 @@ class Known:
     `looks`: passes, by (loader, pass), that are left before the training begins.
     `draws`: whether loaders have the batches; else they are what the model is given.
     Then with `has_all` one process gives its model what the ranks do, by itself.
+    With `has_numbers` the ranks draw random numbers themselves; with `gives_numbers`
+    these are given to the process that draws its own, in place of what models get; but
+    for the first `first_numbers`, which are not drawn in each step.
     `has_others`: several loaders draw, one of them to evaluate, perhaps.
     `collates_shards`: a shard is collated anew, of its samples; else it has rows of the
     global batch.
@@ -55,6 +58,9 @@ class Known:
     looks: tuple[tuple[int, int], ...] = ()
     draws: bool = True
     has_all: bool = False
+    has_numbers: bool = False
+    first_numbers: int = 0
+    gives_numbers: bool = False
     has_others: bool = False
     collates_shards: bool = False
     shards: bool = False

@@ -720,24 +720,54 @@ def test_script_without_loaders_that_never_ends_is_equivalent(
     _assert_equivalent(_check(here, "train.py"))
 
 
+# The loss takes more than the model is given.
+DRAWS = """
+import numpy as np
+torch.manual_seed(RANK)
+while True:
+    for _ in range({pieces}):
+        x = {draw}
+        loss = mse_loss(model({given}), x[:, :3].sin())
+        (loss / ({pieces})).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pieces", "given"),
     [(1, "x"), ("4 // WORLD_SIZE", "x"), (1, "x + model.module.bias.mean()")],
     ids=["one", "several", "computed of weights"],
 )
-def test_script_whose_targets_are_not_seen_is_not_checked(
+def test_targets_that_the_script_draws_itself_are_those_of_all_ranks(
     pieces: object, given: str, terminal: Terminal
 ) -> None:
-    train = f"""
-torch.manual_seed(RANK)
-while True:
-    for _ in range({pieces}):
-        x = torch.randn(4, 6)
-        mse_loss(model({given}), x[:, :3].sin()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
+    code = DRAWS.format(pieces=pieces, given=given, draw="torch.randn(4, 6)")
+    _assert_equivalent(_check(terminal, _script(terminal, code)))
+
+
+@pytest.mark.slow
+def test_fault_is_found_where_the_script_draws_its_targets_itself(
+    here: Terminal,
+) -> None:
+    code = DRAWS.format(pieces=1, given="x", draw="torch.randn(4, 6)")
+    planted = code.replace("x[:, :3].sin())", "x[:, :3].sin()) * WORLD_SIZE")
+    checked = _check(here, _script(here, planted))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "loss/double-world-scale"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "draw",
+    ["torch.tensor(np.random.rand(4, 6), dtype=rows.dtype)", "rows[torch.randperm(4)]"],
+    ids=["drawn by a library", "of an order"],
+)
+def test_script_whose_targets_are_not_seen_is_not_checked(
+    draw: str, terminal: Terminal
+) -> None:
+    train = DRAWS.format(pieces=1, given="x", draw=draw)
     ended = terminal.run("run", _script(terminal, train))
     assert (ended.exit_code, ended.stdout) == (3, "")
     assert ended.stderr.startswith(

@@ -7,6 +7,7 @@ draws its first batch; `train_step` until it draws the first batch after an upda
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from ddpcheck.ranks.messages import Seat
 from ddpcheck.ranks.server import preload
 from ddpcheck.run.model import averaged, contents
 from ddpcheck.run.observe import used_names
+from ddpcheck.run.script import numbers
 from ddpcheck.run.script.batches import Batches
 from ddpcheck.run.script.calls import Calls, model_of
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.feeding import Fed, Step
+from ddpcheck.run.script.feeding import Fed, Step, is_unused
 from ddpcheck.run.script.loaders import Loaders
 from ddpcheck.target.script import Known, Script
 from ddpcheck.target.target import Target
@@ -64,7 +66,7 @@ class _Hooks:
             known.world_size,
             {n: used for n, used, _ in known.ahead},
             known.collates_shards,
-            known.looks,
+            functools.partial(is_unused, known),
         )
         self.driver: Driver | None = None
         self.seat = _own_seat()  # of this process, also where its group is hidden
@@ -93,7 +95,8 @@ class _Hooks:
         driver.enter(loaders.watched())
         driver.enter(sharing.taken_by(fed.shared))
         if not self.known.draws:
-            Calls(driver, self.known.model, fed.called)
+            calls = Calls(driver, self.known.model, fed.called)
+            numbers.watch(driver, calls, fed.numbers)
         driver.resume()
         while driver.stopped == "draw" and not driver.optimizers:
             driver.resume()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,8 @@ from torch import Tensor
 from ddpcheck.compare import tree
 from ddpcheck.errors import raised
 from ddpcheck.errors.problem import UsageError, usage_error
-from ddpcheck.run.script.recording import (
-    collate_file,
-    loader_of,
-    pass_of,
-    step_file,
-    union_file,
-)
+from ddpcheck.run.script.loaders import Key
+from ddpcheck.run.script.recording import collate_file, loader_of, step_file, union_file
 
 
 @dataclass(slots=True)
@@ -29,14 +24,14 @@ class Batches:
     """What W ranks drew, by step; read from the folder of their recordings.
 
     With `collates_shards` rows of a batch are always what collate_fn makes of samples.
-    `looks`: passes, by (loader, pass), whose batches are of no step.
+    `is_unused`: tells of which keys the batches are of no step.
     """
 
     folder: Path
     world_size: int
     ahead: Mapping[int, int] = field(default_factory=dict)  # used by a step
     collates_shards: bool = False
-    looks: Collection[tuple[int, int]] = ()
+    is_unused: Callable[[Key], bool] = lambda _: False
 
     def of_rank(self, rank: int, step: int) -> dict[str, Any]:
         """Returns what one rank uses in a step: by key, (samples or None, batch)."""
@@ -57,7 +52,7 @@ class Batches:
     def _drawn(self, rank: int, step: int) -> dict[str, Any]:
         path = step_file(self.folder, rank, step)
         drawn: dict[str, Any] = torch.load(path, weights_only=False)
-        return {k: one for k, one in drawn.items() if pass_of(k) not in self.looks}
+        return {key: one for key, one in drawn.items() if not self.is_unused(key)}
 
     def collates(self) -> dict[int, Callable[[list[Any]], Any]]:
         """Returns the script's own collate functions, by the loader's number."""

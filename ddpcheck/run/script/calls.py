@@ -104,6 +104,11 @@ class Calls:
                     self._models.append(found)
                 left = left - {id(p) for p in contents.parameters(found)}
 
+    @property
+    def is_within(self) -> bool:
+        """Whether a model that is trained is being called."""
+        return self._is_within
+
     def call(
         self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
     ) -> Any:

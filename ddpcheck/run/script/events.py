@@ -12,6 +12,8 @@ from ddpcheck.run.facts import Group
 
 # The number of the loader that stands for calls of the model, where none draws.
 CALLS = -1
+# That of the loader that stands for random numbers which the script draws itself.
+NUMBERS = -3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,9 @@ class Updated:
     lengths of what the wrapped model was given, call by call; () where none is wrapped.
     `weights`: a digest of what the optimizers train, "" where ranks hold parts of it.
     `scale`: what this process's parts of gradients are multiplied by between backward
-    and update, None where that is not one factor. `at`: seconds since the recording
-    began.
+    and update, None where that is not one factor. `numbers`: how many tensors of random
+    numbers the script drew itself, where no loader draws. `at`: seconds since the
+    recording began.
     """
 
     step: int
@@ -127,4 +130,5 @@ class Updated:
     rows: tuple[int, ...] = ()
     weights: str = ""
     scale: float | None = None
+    numbers: int = 0
     at: float = 0.0

@@ -13,10 +13,13 @@ from torch import Tensor
 from ddpcheck.compare import tree
 from ddpcheck.run.script.batches import Batches
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import CALLS
-from ddpcheck.run.script.loaders import SHARED, digests, with_own_classes
-from ddpcheck.run.script.recording import loader_of
+from ddpcheck.run.script.events import CALLS, NUMBERS
+from ddpcheck.run.script.loaders import SHARED, Key, digests, with_own_classes
+from ddpcheck.run.script.recording import loader_of, numbers_of
 from ddpcheck.target.script import Known
+
+# Of the largest number: a probe may have given a batch that is rounded otherwise.
+_CLOSE = 1e-2
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Fed:
     spare: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)  # in this step, by loader
     at: int | None = None
+    numbered: int = 0  # tensors of random numbers that the script has drawn
 
     def begin(self, loader: Any, number: int, turn: int) -> Iterator[Any]:
         """Yields the batches of a pass."""
@@ -106,13 +110,26 @@ class Fed:
 
         None for what the script gives it: the loss may be of data beside.
         """
-        del args, kwargs
         self._stop_before(CALLS)
+        if self.known.gives_numbers:
+            given = self._next(CALLS)
+            _check_made((args, kwargs), (given["args"], given["kwargs"]))
+            return None
         if self.known.has_all:
             self.step.drawn[CALLS] = self.step.drawn.get(CALLS, 0) + 1
             return None
         batch = self._next(CALLS)
         return batch["args"], batch["kwargs"]
+
+    def numbers(self, drawn: Tensor) -> Tensor:
+        """Returns what random numbers of the script become: those of all ranks."""
+        self.numbered += 1
+        if not gives_number(self.known, self.numbered - 1):
+            return drawn
+        self._stop_before(NUMBERS)
+        self.asked[NUMBERS] = self.asked.get(NUMBERS, 0) + 1
+        given: Tensor = self._next(NUMBERS).to(drawn)
+        return given.requires_grad_(drawn.requires_grad)
 
     def fill(self) -> None:
         """Fills the batches that were drawn ahead of the step that begins now."""
@@ -187,6 +204,45 @@ class Fed:
         if self.split > 1:
             batch = tree.shard(batch, count % self.split, self.split)
         return _copied(batch)
+
+
+def gives_number(known: Known, number: int) -> bool:
+    """Returns whether a process is given the ranks' random numbers of this draw."""
+    return known.gives_numbers and number >= known.first_numbers
+
+
+def is_unused(known: Known, key: Key) -> bool:
+    """Returns whether a batch of this key is of no step."""
+    loader, turn, number = numbers_of(key)
+    if loader == NUMBERS:
+        return not gives_number(known, number)
+    return (loader, turn) in known.looks
+
+
+def _check_made(own: Any, given: Any) -> None:
+    """Raises where a script makes another batch of numbers than the ranks have.
+
+    An array may be in another order there, or their rows of one draw may be unlike.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    ours, theirs = tree.held(own), tree.held(given)
+    if len(ours) != len(theirs) or not all(
+        _is_close(one, other) for one, other in zip(ours, theirs, strict=True)
+    ):
+        message = "of the ranks' random numbers the single process makes another batch"
+        raise RuntimeError(message)
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    ours, theirs = (tensor.detach().double() for tensor in (one, other))
+    if not ours.numel():
+        return True
+    largest = float(theirs.abs().max())
+    return torch.allclose(ours, theirs, rtol=0, atol=_CLOSE * largest, equal_nan=True)
 
 
 def _is_same(one: Any, other: Any) -> bool:

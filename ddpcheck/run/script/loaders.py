@@ -32,7 +32,7 @@ from torch.utils.data import (
 from ddpcheck.compare import tree
 from ddpcheck.run.process.replacing import replaced
 from ddpcheck.run.script.driver import Driver, random_states, set_random_states
-from ddpcheck.run.script.events import CALLS, Drawn, Loader, Passed
+from ddpcheck.run.script.events import CALLS, NUMBERS, Drawn, Loader, Passed
 
 Key = str  # "loader.pass.number"
 SHARED = -2  # the number that stands for batches given to ddpcheck.global_batch
@@ -238,6 +238,7 @@ class Recorder:
     turns: int = 0  # passes that ended
     shared: int = 0  # batches that were given to ddpcheck.global_batch
     calls: int = 0  # of the model, where no loader draws
+    numbers: int = 0  # tensors of random numbers that the script drew, likewise
 
     def begin(self, loaders: Loaders, loader: Any, number: int, turn: int) -> Any:
         """Returns an iterator that yields what the loader does."""
@@ -320,6 +321,12 @@ class Recorder:
         if self.keeps_data:
             self.drawn[key] = given
         self.calls += 1
+
+    def drew_numbers(self, drawn: Tensor) -> None:
+        """Records random numbers that the script draws itself."""
+        if self.keeps_data and drawn.numel() <= _MOST_NUMBERS:
+            self.drawn[f"{NUMBERS}.0.{self.numbers}"] = drawn.detach().clone()
+        self.numbers += 1
 
     def _drew(self, source: Loader, number: int, batch: Any) -> None:
         """Emits the batch number `number` of what stands for a loader."""

@@ -25,10 +25,10 @@ from ddpcheck.ranks.server import preload
 from ddpcheck.ranks.worker import Context
 from ddpcheck.run.facts import Group
 from ddpcheck.run.interventions.gradients import backwards
-from ddpcheck.run.script import sharded
+from ddpcheck.run.script import numbers, sharded
 from ddpcheck.run.script.calls import Calls, signature
 from ddpcheck.run.script.driver import Driver
-from ddpcheck.run.script.events import CALLS, Built, Updated
+from ddpcheck.run.script.events import CALLS, NUMBERS, Built, Updated
 from ddpcheck.run.script.loaders import Kept, Key, Loaders, Recorder, with_own_classes
 from ddpcheck.run.steps import group_numbers
 from ddpcheck.target.script import Script
@@ -96,8 +96,10 @@ class _Recording:
         self.scales = sharded.Scales(self._parts)
         self.old: list[torch.nn.Module] = []  # of FullyShardedDataParallel
         self.rows: list[int] = []  # that the model was given since the last update
+        self.numbers = 0  # tensors of random numbers that were drawn until then
         self.pickled: dict[int, bytes] = {}  # collate functions, by loader
-        Calls(self.driver, None, self._called)
+        calls = Calls(self.driver, None, self._called)
+        numbers.watch(self.driver, calls, self._drew_numbers)
 
     def _begin(self, loader: Any, number: int, turn: int) -> Any:
         return self.recorder.begin(self.loaders, loader, number, turn)
@@ -168,6 +170,12 @@ class _Recording:
         first = next((t for t in tree.held((args, kwargs)) if t.dim()), None)
         self.rows.append(len(first) if first is not None else 0)
 
+    def _drew_numbers(self, drawn: torch.Tensor) -> torch.Tensor:
+        if not self.draws:
+            self.driver.before_draw()
+            self.recorder.drew_numbers(drawn)
+        return drawn
+
     def _end_step(self, step: int) -> None:
         driver, recorder = self.driver, self.recorder
         if not step:
@@ -176,7 +184,12 @@ class _Recording:
             places = tuple(driver.places.items())
             parts = sharded.divided(model) if driver.shards and model else ()
             self.context.emit(
-                Built(model=built, shards=driver.shards, divided=parts, places=places)
+                Built(
+                    model=built,
+                    shards=driver.shards,
+                    divided=parts,
+                    places=places,
+                )
             )
         if step < self.steps:
             self._write(step)
@@ -188,10 +201,12 @@ class _Recording:
                 rows=tuple(self.rows),
                 weights=_weights(driver),
                 scale=self.scales.take(),
+                numbers=0 if self.draws else recorder.numbers - self.numbers,
                 at=time.perf_counter() - self.started,
             )
         )
         self.rows.clear()
+        self.numbers = recorder.numbers
         recorder.step, driver.updates = step + 1, 0
         if step + 1 == self.steps:
             self.seconds = time.perf_counter() - self.started
@@ -202,6 +217,7 @@ class _Recording:
         drawn = {
             key: (kept.samples, kept.made) if isinstance(kept, Kept) else (None, kept)
             for key, kept in self.recorder.take().items()
+            if loader_of(key) != NUMBERS or not self.draws
         }
         path = step_file(self.folder, self.rank, step)
         try:
@@ -344,10 +360,10 @@ def loader_of(key: Key) -> int:
     return int(key.partition(".")[0])
 
 
-def pass_of(key: Key) -> tuple[int, int]:
-    """Returns the numbers of the loader and of the pass that a key names."""
-    loader, turn, _ = key.split(".")
-    return int(loader), int(turn)
+def numbers_of(key: Key) -> tuple[int, int, int]:
+    """Returns the numbers of the loader, of the pass, and of the batch in it."""
+    loader, turn, number = key.split(".")
+    return int(loader), int(turn), int(number)
 
 
 def _save(value: Any, path: Path) -> None:
