@@ -938,6 +938,53 @@ def test_sum_by_hand_in_ranks_that_the_script_starts_is_named(here: Terminal) ->
     assert checked.slug == "sync/comm-hook-semantics"
 
 
+STARTS_APART = """
+torch.manual_seed(RANK)
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def average():
+    pass
+
+
+for x, y in loader_of(data):
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    average()
+    optimizer.step()
+"""
+AVERAGES = """\
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD_SIZE
+"""
+
+
+@pytest.mark.slow
+def test_model_that_starts_apart_and_is_not_wrapped_lacks_its_wrapper(
+    here: Terminal,
+) -> None:
+    checked = _check(here, _sharded(here, STARTS_APART))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "ddp/wrapper-missing"
+    assert "2 of them start with other values on other ranks" in checked.ended.stdout
+
+
+@pytest.mark.slow
+def test_model_that_starts_apart_and_is_averaged_lacks_a_broadcast(
+    here: Terminal,
+) -> None:
+    code = STARTS_APART.replace("    pass\n", AVERAGES)
+    checked = _check(here, _sharded(here, code))
+    assert checked.ended.exit_code == 1, checked.shown
+    assert checked.slug == "ddp/rank-local-weights"
+    assert checked.summary == (
+        "the ranks start from different weights: they are in no DDP object, which "
+        "broadcasts those of rank 0"
+    )
+
+
 TENSOR_PARALLEL = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module

@@ -7,6 +7,7 @@ import dataclasses
 from ddpcheck.diagnose.facts.case import Case, Proposal
 from ddpcheck.diagnose.facts.events import rewritten
 from ddpcheck.diagnose.facts.text import names
+from ddpcheck.diagnose.rules import ddp_wrapper_missing
 from ddpcheck.run.intervention import Substitute, Switch
 
 SLUG = "ddp/rank-local-weights"
@@ -23,9 +24,14 @@ def detect(case: Case) -> Proposal | None:
     if not wrong or len({f.get("start") for f in case.ranks}) == 1:
         return None
     rank, found = wrong[-1]
+    is_outside = set(found) <= set(case.outcome.facts().get("outside", []))
+    if is_outside and ddp_wrapper_missing.is_seen(case):
+        return None  # it would have given the ranks their weights, too
+    why = "something wrote weights after DDP broadcast those of rank 0"
+    if is_outside:
+        why = "they are in no DDP object, which broadcasts those of rank 0"
     return Proposal(
-        summary="the ranks start from different weights: something wrote weights "
-        "after DDP broadcast those of rank 0",
+        summary=f"the ranks start from different weights: {why}",
         facts=(
             f"before the first step rank {rank} differs from the single-process run "
             f"in {len(found)} parameters: {names(found)}",
