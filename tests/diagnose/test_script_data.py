@@ -843,6 +843,23 @@ def test_recording_of_whole_passes_covers_all() -> None:
     assert judge.not_compared(ranks(shards(0), shards(1)), single(5, 6)) == ()
 
 
+def test_second_pass_that_has_just_begun_alike_lists_that_its_order_is_open() -> None:
+    def begun(*firsts: int) -> list[list[Any]]:
+        return [
+            Process().train(part).train([part[first]], whole=False).events
+            for part, first in zip(shards(0), firsts, strict=True)
+        ]
+
+    assert slugs(begun(0, 0), single(5)) == []
+    assert judge.not_compared(begun(0, 0), single(5)) == (
+        NotCompared(
+            what="the order over passes of the loader",
+            why="the second pass has too few samples to tell it from the first",
+        ),
+    )
+    assert judge.not_compared(begun(1, 1), single(5)) == ()
+
+
 def test_script_without_a_loader_is_not_covered() -> None:
     assert judge.not_compared([[], []], []) == (
         NotCompared(

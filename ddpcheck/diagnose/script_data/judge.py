@@ -82,6 +82,9 @@ def not_compared(
         if any(len(stream) == 1 for stream in each.ranks):
             why = "a second pass did not begin in the time of the recording"
             found.append(NotCompared(what=f"the order over passes of {what}", why=why))
+        elif _is_short(each):
+            why = "the second pass has too few samples to tell it from the first"
+            found.append(NotCompared(what=f"the order over passes of {what}", why=why))
         if not all(each.keys(one) for one in firsts):
             why = "ranks have data of their own, and their rows were not recorded"
             found.append(NotCompared(what=f"the overlap of shards of {what}", why=why))
@@ -286,6 +289,14 @@ def _epoch(each: Lanes) -> Finding | None:
 
 def _number(key: Key) -> float:
     return float(key) if isinstance(key, int | float) else 0.0
+
+
+def _is_short(each: Lanes) -> bool:
+    """Returns whether shuffled passes begin alike, as they may do by chance."""
+    shuffles = all(one.loader.shuffles for stream in each.ranks for one in stream)
+    begin_alike = all(_is_prefix(each, stream) for stream in each.ranks)
+    repeats = all(_repeats(each, stream) for stream in each.ranks)
+    return shuffles and begin_alike and not repeats
 
 
 def _repeats(each: Lanes, stream: Sequence[Pass]) -> bool:
