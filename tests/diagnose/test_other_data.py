@@ -18,8 +18,8 @@ OTHER_DATA = [
     ("loss/balance-of-counts-and-probabilities", 300),
     ("loss/largest-error-of-the-batch", 100),
     ("loss/mean-over-what-the-model-is-sure-of", 100),
-    ("rng/noise-of-one-generator-beside-a-count-of-the-outputs", 200),
-    ("rng/noise-of-one-generator-beside-a-count-of-the-outputs", 300),
+    ("loss/noise-of-one-generator-beside-a-count-of-the-outputs", 200),
+    ("loss/noise-of-one-generator-beside-a-count-of-the-outputs", 300),
     ("loss/router-probabilities-as-output", 300),
 ]
 
