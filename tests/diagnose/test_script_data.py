@@ -360,6 +360,32 @@ def test_shards_of_different_permutations_overlap_and_leave_out() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("loader", "code"),
+    [
+        (
+            PLAIN,
+            "generator = torch.Generator().manual_seed(0)\n"
+            "data, rest = random_split(data, lengths, generator=generator)\n"
+            "sampler = DistributedSampler(data, world_size, rank, seed=0)",
+        ),
+        (
+            RANDOM,
+            "sampler = DistributedSampler(data)\n"
+            "loader = DataLoader(data, batch_size, sampler=sampler)",
+        ),
+    ],
+)
+def test_fix_of_an_overlap_is_not_the_sampler_that_is_there(
+    loader: Loader, code: str
+) -> None:
+    events = ranks(shards(0, 1), loader=loader)
+    (found,) = judge.findings(events, single(5))
+    assert found.slug == "data/shard-overlap"
+    assert found.fix is not None
+    assert found.fix.code == code
+
+
 def test_many_lost_samples_are_told_as_different_permutations() -> None:
     own = order(0, 96)[::2], order(1, 96)[1::2]
     large = replace(PLAIN, samples=96)

@@ -413,6 +413,14 @@ def _sharding(one: Pass) -> tuple[str, str]:
     text = "shuffle with the same seed on all ranks, and give every rank its own part"
     if one.loader.is_iterable:
         return text, "mine = itertools.islice(stream, rank, None, world_size)"
+    if (one.loader.replicas or 1) > 1:
+        return (
+            "the sampler shards: give it the rank of its process, and on all ranks the "
+            "same data and the same seed",
+            "generator = torch.Generator().manual_seed(0)\n"
+            "data, rest = random_split(data, lengths, generator=generator)\n"
+            "sampler = DistributedSampler(data, world_size, rank, seed=0)",
+        )
     return (
         text,
         "sampler = DistributedSampler(data)\n"
