@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.diagnose.script_data import resumed
-from ddpcheck.run.script.events import Drawn, Moment, Passed
+from ddpcheck.run.script.events import Drawn, Elements, Moment, Passed
 
 START = 2
 NOTHING: dict[str, tuple[float, ...]] = {}
@@ -127,7 +127,8 @@ def test_scale_and_averages_are_compared() -> None:
 
 
 def test_copies_of_the_weights_as_they_once_were_are_no_averages() -> None:
-    best = {"best.weight": (1.0, 3.0)}  # of the first moment, not of the resumed run
+    # Of the first moment, not of the resumed run.
+    best: Elements = {"best.weight": (1.0, 3.0)}
     whole = [
         dataclasses.replace(e, averages=best) if isinstance(e, Moment) else e
         for e in _whole()
