@@ -19,9 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpcheck.checking import sharded
 from ddpcheck.checking.checking import check
 from ddpcheck.checking.opening import PRELOAD_MODULES
-from ddpcheck.diagnose.script_data.judge import SLUGS as OF_SCRIPTS
+from ddpcheck.diagnose.script_data import resumed
+from ddpcheck.diagnose.script_data.judge import SLUGS as OF_DATA
 from ddpcheck.errors.problem import UsageError
 from ddpcheck.ranks.pool import Pool, Preload
 from ddpcheck.report.data import Finding
@@ -31,6 +33,8 @@ from ddpcheck.target.options import Options
 from ddpcheck.target.target import TargetRef
 
 FOLDER = Path(__file__).parent
+# Their examples are scripts, which `ddpcheck run` checks.
+OF_SCRIPTS = {*OF_DATA, *resumed.SLUGS, *sharded.SLUGS}
 # Findings that no run can prove, as their pages say, or not always.
 UNPROVABLE = {
     "data/uneven-batches",
@@ -90,7 +94,7 @@ def corpus(folder: Path) -> Iterator[Case]:
             causes=causes_of(broken),
             world_sizes=(2, 4),
         )
-    for slug in sorted(set(pages.rule_slugs()) - RAISES - {*OF_SCRIPTS}):
+    for slug in sorted(set(pages.rule_slugs()) - RAISES - OF_SCRIPTS):
         name = slug.replace("/", "_").replace("-", "_")
         broken, fixed = folder / f"{name}.py", folder / f"{name}_fixed.py"
         for path, source in zip((broken, fixed), pages.targets(slug), strict=True):
