@@ -22,6 +22,7 @@ from ddpcheck.report.data import (
     Finding,
     Report,
     Run,
+    Verdict,
     in_order,
 )
 from ddpcheck.report.render import numbers
@@ -76,9 +77,7 @@ def with_more(
         report,
         verdict=verdict,
         ended=ended,
-        exit_code=report.exit_code
-        if report.exit_code >= EXIT_SIGNAL
-        else EXIT_CODES[verdict],
+        exit_code=_exit_code(report, verdict),
         runs=tuple(runs),
         findings=tuple(accepted),
         facts=table,
@@ -93,6 +92,12 @@ def with_more(
     return dataclasses.replace(
         made, reproduce=script_reproduce.text(script, made, options)
     )
+
+
+def _exit_code(report: Report, verdict: Verdict) -> int:
+    """Returns the code of the verdict, or of the signal that ended the check."""
+    is_of_signal = report.exit_code >= EXIT_SIGNAL
+    return report.exit_code if is_of_signal else EXIT_CODES[verdict]
 
 
 _UNEVEN = "data/uneven-batches"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from ddpcheck.checking import (
@@ -293,24 +294,7 @@ def _compared(
         UsageError: as `checking.check`.
         CannotCheckError: the batches of the single process are not known.
     """
-
-    def checked(known: Known, *, diagnoses: bool = True) -> Report:
-        session = Session(pool, _ref(script, known))
-        try:
-            with _of_calls(script, known):
-                report = checking.check(
-                    pool,
-                    session.ref,
-                    options,
-                    session=session,
-                    progress=progress,
-                    diagnoses=diagnoses,
-                )
-            _check_calls(script, known, session, report)
-            return report
-        finally:
-            pool.retire(known.world_size)
-            pool.retire(SOLO)
+    checked = functools.partial(_checked, pool, script, options, progress)
 
     def checked_with(changed: Known) -> Report | None:
         try:
@@ -338,6 +322,34 @@ def _compared(
         again = checked_with(dataclasses.replace(known, collates_shards=True))
         return report if again is None or _has_faults(again) else again
     return report
+
+
+def _checked(
+    pool: Pool,
+    script: Script,
+    options: Options,
+    progress: Silent,
+    known: Known,
+    *,
+    diagnoses: bool = True,
+) -> Report:
+    """Returns the report of one check, in processes that no other check has used."""
+    session = Session(pool, _ref(script, known))
+    try:
+        with _of_calls(script, known):
+            report = checking.check(
+                pool,
+                session.ref,
+                options,
+                session=session,
+                progress=progress,
+                diagnoses=diagnoses,
+            )
+        _check_calls(script, known, session, report)
+        return report
+    finally:
+        pool.retire(known.world_size)
+        pool.retire(SOLO)
 
 
 def _why_unchecked(error: UsageError | CannotCheckError) -> str | None:

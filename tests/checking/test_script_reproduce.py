@@ -18,8 +18,8 @@ from ddpcheck.target.script import Script
 from tests.report.render import sample
 
 SCRIPT = Script(
-    path="/work/train.py",
-    folder="/work",
+    path="/project/train.py",
+    folder="/project",
     arguments=("--lr", "1", "--name={rank}"),
 )
 ALL = Options(
@@ -71,9 +71,9 @@ def test_text_is_the_command_with_the_fewest_steps() -> None:
         "import sys\n"
         "\n"
         "COMMAND = [sys.executable, \"-m\", \"ddpcheck\", *['run', '--world-sizes', "
-        "'2', '--steps', '2', '--no-fix', '--cuda-as-cpu', '/work/train.py', '--lr', "
-        "'1', '--name={rank}']]\n"
-        "sys.exit(subprocess.run(COMMAND, cwd='/work').returncode)\n"
+        "'2', '--steps', '2', '--no-fix', '--cuda-as-cpu', '/project/train.py', "
+        "'--lr', '1', '--name={rank}']]\n"
+        "sys.exit(subprocess.run(COMMAND, cwd='/project').returncode)\n"
     )
 
 
